@@ -116,7 +116,7 @@ def draw_panel(axes, runs: list[Run], y: str, x: str) -> None:
     label_x(axes, x, unit)
     axes.set_ylim(view(shown, y))
     axes.set_title(MEANING.get(y, y), fontsize=9, loc="left")
-    if math.isfinite(top := above(shown, axes.get_ylim())):
+    if (top := above(shown, axes.get_ylim())) is not None:
         axes.set_title(f"▲ up to {top:.3g} above", fontsize=7.5, loc="right", color="0.35")
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.3)

@@ -194,7 +194,7 @@ def test_a_run_that_makes_no_step_says_so_and_records_none(done, data, capsys):
     run(done, data, **again)
     said = capsys.readouterr().out
     assert "all 10 iterations are done: raise --max_iters above that to train on" in said
-    assert "not used, because there is no step to make: batch_size=8, learning_rate=0.0001, eval_iters=1" in said
+    assert "not used, because there is no step to make: eval_iters=1, batch_size=8, learning_rate=0.0001" in said
     assert "resuming with" not in said
     assert (done / "run.json").read_text() == before and rows(done, "eval") == losses
     run(done, data, eval_only=True, **again)

@@ -202,10 +202,10 @@ def _usual_top(line):
     return late[: len(late) - len(late) // 200].max(initial=-math.inf)
 
 
-def above(lines: list[Line], view: tuple[float, float]) -> float:
-    """The largest value of `lines` above the `view` of them, so that a figure can say so; NaN if there is none."""
+def above(lines: list[Line], view: tuple[float, float]) -> float | None:
+    """The largest value of `lines` above the `view` of them, so that a figure can say so; None if there is none."""
     top = max((np.nanmax(line.values, initial=view[1]) for line in lines), default=view[1])
-    return float(top) if top > view[1] else math.nan
+    return float(top) if top > view[1] else None
 
 
 def thinned(values: np.ndarray, limit: int = 1000) -> np.ndarray:

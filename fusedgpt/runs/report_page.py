@@ -127,13 +127,13 @@ def _state(run, running):
 def _chart(runs, y, scales):
     """The lines of `y`: the values of each at its places on all axes."""
     lines, drawn = [(n, line) for n, run in enumerate(runs) for line in run.lines(y)], []
-    seen = view([line for _, line in lines], y)
-    top = above([line for _, line in lines], seen)
+    both = [line for _, line in lines]
+    seen = view(both, y)
     for n, line in lines:
         kept = thinned(line.values, POINTS)
         x = {axis: _json(runs[n].position(line.iters[kept], axis) / scale) for axis, scale in scales.items()}
         drawn.append({"run": n, "name": line.name, "x": x, "y": _json(line.values[kept])})
-    return {"title": MEANING.get(y, y), "range": seen, "above": None if math.isnan(top) else top, "lines": drawn}
+    return {"title": MEANING.get(y, y), "range": seen, "above": above(both, seen), "lines": drawn}
 
 
 def _json(values):

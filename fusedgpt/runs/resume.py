@@ -102,23 +102,17 @@ def prolonged(s: Settings, was: dict[str, Any]) -> Settings:
 
 
 def keep_settled(s: Settings, saved: dict, say: Say) -> Settings:
-    """`s` with the max_iters and lr_decay_iters that `minutes` settled at the start of the run of `saved`.
+    """`s` with the max_iters and lr_decay_iters of the run of `saved`, if `s` has minutes, which settled them.
 
-    The run goes on as the same command began it, whatever max_iters its config file has. A flag --max_iters gives them
-    up. Raises UserError if `s` has other minutes.
+    The run goes on as the same command began it, whatever max_iters its config file has. A flag --max_iters gives the
+    minutes up.
     """
     if s.minutes is None or s.eval_only:
         return s
-    numbers = {name: saved["config"].get(name) for name in SETTLED}
-    now = " and ".join(f"{name}={value}" for name, value in numbers.items())
-    if s.minutes != saved["config"].get("minutes"):
-        raise UserError(
-            f"minutes={s.minutes:g} can only settle the length of a new run, and the run in {s.out_dir} has {now}: to"
-            " train it for longer, give a larger --max_iters and no --minutes; to begin a new run, give another"
-            " --out_dir, or move that folder away"
-        )
-    if any(getattr(s, name) != value for name, value in numbers.items()):
-        say(f"{now}, as minutes={s.minutes:g} settled: to take others, give --max_iters")
+    numbers = {name: saved["config"].get(name, getattr(s, name)) for name in SETTLED}
+    if any(getattr(s, name) != value for name, value in numbers.items()) or s.minutes != saved["config"].get("minutes"):
+        kept = " and ".join(f"{name}={value}" for name, value in numbers.items())
+        say(f"minutes={s.minutes:g} settles the length of a new run only, and this one has {kept}: give --max_iters")
     return dataclasses.replace(s, **numbers)
 
 
