@@ -125,7 +125,8 @@ def keep_finished(s: Settings, saved: dict, say: Say) -> Settings:
     kept = {name: was for name, was in saved["config"].items() if name not in others and hasattr(s, name)}
     # a run that was stopped early and gets a lower max_iters has no step left either, and must not go on to the old end
     kept["max_iters"] = min(saved["iter_num"], kept.get("max_iters", math.inf))
-    if not_used := [f"{name}={getattr(s, name)!r}" for name, was in kept.items() if getattr(s, name) != was]:
+    given = {name: getattr(s, name) for name in kept}
+    if not_used := [f"{name}={now!r}" for name, now in given.items() if now not in (kept[name], None)]:
         say(f"not used, because there is no step to make: {', '.join(not_used)}")
     return dataclasses.replace(s, **kept)
 

@@ -176,7 +176,7 @@ def test_another_activity_is_shown_at_once_and_a_part_of_one_not_always(clock, c
     shown = logger.Logger(main=True)
     shown.status("training")
     shown.status("sampling")
-    assert "sampling: " in drawn(capsys)
+    assert drawn(capsys) == "sampling"
     shown.status("evaluating, batch 1 of 40")
     shown.status("evaluating, batch 2 of 40")
     assert "batch 1 of 40" in drawn(capsys)
