@@ -33,7 +33,7 @@ def settings_lines(s: Settings) -> list[str]:
 def schedule_lines(s: Settings) -> list[str]:
     """What a new run is told about its schedule: that it ends within the warm-up, or at a high learning rate."""
     n, end, advice = s.max_iters, learning_rate(s.max_iters - 1, s), ""  # end: the rate of the last step
-    if not s.decay_lr or s.eval_only or not n:
+    if not s.decay_lr or s.eval_only or not n or not s.learning_rate:
         return []
     if n <= s.warmup_iters:
         advice = f"within its warm-up: --warmup_iters={n // 10} --lr_decay_iters={n} lets it fall again"

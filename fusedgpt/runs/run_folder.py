@@ -103,6 +103,8 @@ def _first_whole(out_dir, path, say, **how):
         wrong += f". {out_dir} is a model in Hugging Face's format: name it with --init_from={out_dir}"
     elif earlier := sorted(pathlib.Path(out_dir).glob(f"previous-*/{LATEST}")):
         wrong += f". An earlier run is in {earlier[-1].parent}: name that folder"
+    elif pathlib.Path(out_dir).is_file():
+        wrong += f". {out_dir} is a file: name the folder that it is in, {pathlib.Path(out_dir).parent}"
     raise UserError(wrong)
 
 
