@@ -23,6 +23,8 @@ import re
 import sys
 import textwrap
 
+import numpy as np
+
 from configurator import separate
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.home import as_called
@@ -32,7 +34,6 @@ from fusedgpt.runs.metrics import (
     MEANING,
     Run,
     above,
-    between_gaps,
     losses_in,
     names_of,
     number,
@@ -49,27 +50,20 @@ def about(run: Run) -> str:
     """What a reader needs to judge a figure: machine, model, batch, versions, date. Unknown parts are left out."""
     record, settings = run.record, section(run.record, "settings")
     environment, model = section(record, "environment"), section(record, "model")
-    size, tokens = number(record.get("parameters")), run.tokens_per_step
-    said = []
-    if environment:
-        said.append(f"{record.get('device')} ({environment.get('device')})")
-    if record:
-        said += [record.get("dtype"), f"attention {record.get('attention')}"]
-    if model:
-        said.append(f"{model.get('n_layer')} layers × {model.get('n_embd')}")
-    if size >= 1e5:
-        said.append(f"{size / 1e6:.3g}M parameters")
-    elif size >= 0:
-        said.append(f"{size:,.0f} parameters")
-    if tokens >= 0:
-        said.append(f"{tokens:,.0f} tokens a step")
-    if settings:
-        said.append(f"optimizer {settings.get('optimizer')}")
-    for name in ("torch", "commit"):
-        if environment.get(name):
-            said.append(f"{name} {environment[name]}")
-    said.append(record.get("date"))  # not that of a file, which a copy or a clone may change
-    return ", ".join(str(each) for each in said if each)
+    parameters, tokens = np.nan_to_num([number(record.get("parameters")), run.tokens_per_step])
+    said = [
+        ("{} ({})", record.get("device"), environment.get("device")),
+        ("{}", record.get("dtype")),
+        ("attention {}", record.get("attention")),
+        ("{} layers × {}", model.get("n_layer"), model.get("n_embd")),
+        ("{:,.0f} parameters", parameters),
+        ("{:,.0f} tokens a step", tokens),
+        ("optimizer {}", settings.get("optimizer")),
+        ("torch {}", environment.get("torch")),
+        ("commit {}", environment.get("commit")),
+        ("{}", record.get("date")),  # not that of a file, which a copy or a clone may change
+    ]
+    return ", ".join(form.format(*values) for form, *values in said if all(values))
 
 
 def labels(runs: list[Run]) -> list[str]:
@@ -110,19 +104,19 @@ def draw_panel(axes, runs: list[Run], y: str, x: str) -> None:
             name = f"{label}: {line.name}" if len(runs) > 1 else line.name
             name = "\u200b" + name if name.startswith("_") else name  # matplotlib's legend omits names like _this
             look = dict(color=COLOURS[n % len(COLOURS)], linewidth=0.9)
+            if len(line.values) == 1:  # a line of one point would not be seen
+                look |= dict(marker=".")
             if line.name == "validation":
                 for last in line.values[-1:]:
                     name += f", at the end {last:.3f}" if math.isfinite(last) else ", at the end not finite"
                 look |= dict(marker=MARKERS[n % len(MARKERS)], markersize=4, linewidth=1.2, zorder=3)
             elif y in ("loss", "bits_per_byte"):
                 look |= dict(alpha=0.45)
-            if line.name != "validation" and (alone := between_gaps(line.values)):
-                look |= dict(marker=".", markersize=4, markevery=alone)
             axes.plot(at, line.values, label=name, **look)
     label_x(axes, x, unit)
     axes.set_ylim(view(shown, y))
     axes.set_title(MEANING.get(y, y), fontsize=9, loc="left")
-    if math.isfinite(top := above(shown, axes.get_ylim())):
+    if (top := above(shown, axes.get_ylim())) is not None:
         axes.set_title(f"▲ up to {top:.3g} above", fontsize=7.5, loc="right", color="0.35")
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.3)
@@ -176,12 +170,10 @@ def joined(runs: list[Run]) -> str:
     """The name of a file about several runs: their paths, because runs in two folders may have the same name."""
     paths = [os.path.relpath(run.folder).replace(f"..{os.sep}", "") for run in runs]
     names = [re.sub(r"[:/\\]+", "-", path).lstrip("-") for path in paths]
-    raw = os.fsencode("+".join(names))
-    if len(raw) <= LONGEST_NAME:
-        return os.fsdecode(raw)
-    others = hashlib.sha256(raw).hexdigest()[:8]  # other runs get another file
-    first = os.fsencode(names[0])[:LONGEST_NAME].decode(errors="ignore")
-    return f"{first}+{len(names) - 1} more-{others}"
+    name = "+".join(names)
+    if len(os.fsencode(name)) <= LONGEST_NAME:
+        return name
+    return f"{len(runs)} runs {hashlib.sha256(os.fsencode(name)).hexdigest()[:8]}"  # other runs get another file
 
 
 def targets(runs: list[Run], y: str | None, out: str | None) -> dict[pathlib.Path, str | None]:

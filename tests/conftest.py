@@ -249,15 +249,6 @@ def as_nanogpt_wrote(saved):
     return theirs | {"best_val_loss": torch.tensor(saved["best_val_loss"])}
 
 
-def as_we_wrote_before_activation(saved):
-    """The checkpoint `saved` as this project wrote it when GPT-2's activation was the only one."""
-    extra = saved["extra_model_args"]
-    assert extra["activation"] == "gelu_tanh"
-    before = {name: value for name, value in saved.items() if name != "extra_model_args"}
-    before["config"] = {name: value for name, value in saved["config"].items() if name != "activation"}
-    return before | {"model_args": saved["model_args"] | {"vocab_multiple": extra["vocab_multiple"]}}
-
-
 def why_no_bpe():
     """Why GPT-2's BPE files are not here, or None if they are."""
     try:

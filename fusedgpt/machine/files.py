@@ -195,8 +195,3 @@ class Lines:
             self._open()
         while self.pending:
             del self.pending[: self.file.write(self.pending)]  # a disk that fills up writes only a part
-
-    @property
-    def unwritten(self) -> int:
-        """How many lines are pending."""
-        return self.pending.count(b"\n") - self.pending.startswith(b"\n")  # without the end of a torn line

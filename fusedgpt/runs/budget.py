@@ -4,7 +4,6 @@ import bisect
 import contextlib
 import dataclasses
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from fusedgpt.errors import UserError
 from fusedgpt.machine import memory
 from fusedgpt.parallel.distributed import local
-from fusedgpt.runs.progress import STEPS_OF_AN_ESTIMATE, estimate, parts, seconds_left
+from fusedgpt.runs.progress import STEPS_OF_AN_ESTIMATE, Cost
 from fusedgpt.runs.resume import SETTLED
 from fusedgpt.settings import Settings
 from fusedgpt.terminal import in_words
@@ -25,38 +24,19 @@ LONGEST_S = 20.0  # and no longer than this
 MOST_ITERATIONS = 10**9
 
 
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """Seconds of a step, of an evaluation, and of the samples that are drawn at a time."""
-
-    step: float
-    evaluation: float
-    samples: float
-
-    def of(self, iterations: int, s: Settings) -> float:
-        """Seconds of all `iterations` of a new run, with its evaluations and samples."""
-        run = dataclasses.replace(s, max_iters=iterations)
-        return seconds_left([1e3 * self.step], 0, self.evaluation, self.samples, run)
-
-
 def dry_run(run: Any, step: Callable) -> None:
     """Make a few steps and a part of an evaluation; say what they take, and how long the whole run would take.
 
     With eval_only it makes no steps. run: a Run of fusedgpt/runs/run.py. step: makes one step.
     """
-    s, state, say = run.s, run.state, run.logger.say
-    start = state.iteration
+    s, say, start = run.s, run.logger.say, run.state.iteration
     if s.eval_only:
         run.losses(s.batch_size)  # the first call loads kernels
-    step_ms = [] if s.eval_only else _step_ms(run, step, STEPS_OF_AN_ESTIMATE)
-    evaluation_s = _evaluation_s(run)
-    held = [*state.model.parameters(), *(t for each in state.optimizer.state.values() for t in each.values())]
-    checkpoint = sum(t.nbytes for t in held if isinstance(t, torch.Tensor))
-    peak = memory.peak_memory(state.clock.device)
-    size = "" if s.eval_only else f"; a checkpoint takes {checkpoint / 1e6:,.0f} MB"
-    say(f"memory: {peak / 2**30:.2f} GiB at the peak{size}")
-    evaluation = f"estimate: {in_words(evaluation_s)} to evaluate"
-    say(evaluation if s.eval_only else estimate(step_ms, start, evaluation_s, s, _samples_s(run)))
+        said = f"estimate: {in_words(_evaluation_s(run))} to evaluate"
+    else:
+        said = _measured(run, step, STEPS_OF_AN_ESTIMATE).estimate(start, s)
+    say(f"memory: {memory.peak_memory(run.state.clock.device) / 2**30:.2f} GiB at the peak")
+    say(said)
     say("this was a dry run: nothing was written")
 
 
@@ -72,10 +52,7 @@ def settle(run: Any, step: Callable, began: float) -> None:
         return
     run.logger.status("timing steps and an evaluation")
     with undone(run):
-        seconds = min(SHARE * 60 * s.minutes, LONGEST_S)
-        step_ms = _step_ms(run, step, 2, seconds)
-        step_s = statistics.fmean(step_ms[len(step_ms) // 2 :]) / 1e3  # the first ones are slower
-        cost = Cost(step_s, _evaluation_s(run, seconds), _samples_s(run))
+        cost = _measured(run, step, 2, min(SHARE * 60 * s.minutes, LONGEST_S))
     spent = time.perf_counter() - began
     fit = most_iterations(60 * s.minutes - spent, cost, s)
     n = run.ranks.broadcast(max(1, fit))  # each rank has timed its own steps
@@ -83,26 +60,25 @@ def settle(run: Any, step: Callable, began: float) -> None:
     run.record["settings"] |= dict.fromkeys(SETTLED, n)
     say(decision(run.s, run.record, cost))
     if not fit:
-        one = in_words(cost.of(1, s))
-        say(
-            f"minutes={s.minutes:g} is too short: starting took {in_words(spent)}, and one iteration with its"
-            f" evaluations takes {one}"
-        )
+        say(f"minutes={s.minutes:g} is too short: starting took {in_words(spent)}")
 
 
 def most_iterations(seconds: float, cost: Cost, s: Settings) -> int:
-    """How many iterations of a new run fit into `seconds`; 0 if none does."""
-    fit = bisect.bisect_right(range(MOST_ITERATIONS + 1), seconds, key=lambda iterations: cost.of(iterations, s))
-    return max(0, fit - 1)
+    """How many iterations of a new run, with its evaluations and samples, fit into `seconds`; 0 if none does."""
+
+    def takes(iterations):
+        return cost.seconds(0, dataclasses.replace(s, max_iters=iterations))
+
+    return max(0, bisect.bisect_right(range(MOST_ITERATIONS + 1), seconds, key=takes) - 1)
 
 
 def decision(s: Settings, record: dict, cost: Cost) -> str:
     """One line: what was settled, from which times, and the flags that make the same run again."""
-    line = f"minutes={s.minutes:g}: {parts(cost.step, cost.evaluation, cost.samples, 0, s)}"
     again = {name: getattr(s, name) for name in SETTLED}
     # another run might choose otherwise, because auto goes by times
     again |= {name: record[name] for name in ("attention", "dtype", "compile") if getattr(s, name) == "auto"}
-    return f"{line}; the same run again: {' '.join(f'--{name}={value}' for name, value in again.items())}"
+    flags = " ".join(f"--{name}={value}" for name, value in again.items())
+    return f"minutes={s.minutes:g}: {cost.parts(0, s)}; the same run again: {flags}"
 
 
 @contextlib.contextmanager
@@ -126,7 +102,16 @@ def undone(run: Any) -> Iterator[None]:
     state.batch = next(state.batches)
 
 
-def _step_ms(run, step, least, seconds=0.0):
+def _measured(run, step, least, seconds=0.0):
+    """The Cost of a run, by `least` steps or as many as take `seconds`, and a part of an evaluation as long."""
+    step_ms = _step_ms(run, step, least, seconds)
+    evaluation_s, began = _evaluation_s(run, seconds), time.perf_counter()
+    with contextlib.suppress(UserError):  # a few steps may be enough to diverge, and then there is no sample
+        run.draw()
+    return Cost.of(step_ms, evaluation_s, time.perf_counter() - began)
+
+
+def _step_ms(run, step, least, seconds):
     """Milliseconds of each of `least` steps, or of as many as take `seconds`."""
     state = run.state
 
@@ -157,11 +142,3 @@ def _evaluation_s(run, seconds=0.0):
     if more > 1:
         each = per_batch(min(more * run.s.batch_size * run.ranks.world, windows or math.inf))
     return each * batches(windows)
-
-
-def _samples_s(run):
-    """Seconds of the samples that the run draws at a time; 0 if it draws none."""
-    began = time.perf_counter()
-    with contextlib.suppress(UserError):  # a few steps may be enough to diverge, and then there is no sample
-        run.draw()
-    return time.perf_counter() - began

@@ -2,8 +2,8 @@
 
 A checkpoint is nanoGPT's dict (model, optimizer, model_args, iter_num, best_val_loss, config) and more: the scaler's
 state, `extra_model_args` (fields of GPTConfig that nanoGPT does not have), the meta of the data, the attention,
-dtype and compile that ran, `best_iter` (the iteration of best_val_loss) and `kept` (the iterations of the checkpoints
-before it). It holds no random state, because batches and dropout follow from (seed, iteration). Loading runs no code.
+dtype and compile that ran, and `best_iter` (the iteration of best_val_loss). It holds no random state, because batches
+and dropout follow from (seed, iteration). Loading runs no code.
 
 If ranks share the model, the tensors are in a folder beside the file (shard_files.py), and `shards` names that folder.
 """
@@ -44,8 +44,7 @@ def save(path: str | os.PathLike, state: dict) -> None:
 def load(path: str | os.PathLike, verify: bool = True, whole: bool = True, optimizer: bool = True) -> dict:
     """The state in `path`, on the CPU. Raises UserError if it is missing, damaged, or no checkpoint of a GPT.
 
-    Tensors are mapped from the file and read when they are used: copy those that must outlive it. (PyTorch cannot map a
-    file whose name is not UTF-8; its tensors are read into memory.)
+    Tensors are mapped from the file and read when they are used: copy those that must outlive it.
 
     verify: compare the checksums, which reads the whole file. Without it, do not use the tensors.
     whole: with `verify`, read each tensor in a folder of shards in one piece. Without it, `read_shards` reads them.
@@ -59,7 +58,7 @@ def load(path: str | os.PathLike, verify: bool = True, whole: bool = True, optim
         zipped = zipfile.is_zipfile(path)
         if zipped and verify and (torn := zipfile.ZipFile(path).testzip()):
             raise ValueError(f"the checksum of {torn} is wrong")
-        mapped = zipped and _is_utf8(path)  # PyTorch reads any other file into memory
+        mapped = zipped and os.fspath(path).isprintable()  # PyTorch cannot map a file whose name is not UTF-8
         state = _checked(torch.load(path, map_location="cpu", weights_only=True, mmap=mapped))
     except Exception as error:  # a damaged file can raise anything
         if out_of_memory(error) or getattr(error, "errno", None) in NO_DAMAGE or "mmap" in str(error):
@@ -79,14 +78,6 @@ def load(path: str | os.PathLike, verify: bool = True, whole: bool = True, optim
     return state
 
 
-def _is_utf8(path):
-    """Whether a path is UTF-8. It is not if it has another encoding, or if the locale has only ASCII."""
-    try:
-        return bool(os.fspath(path).encode())
-    except UnicodeEncodeError:  # Python puts a lone surrogate in place of each foreign byte
-        return False
-
-
 def read_shards(saved: dict, optimizer: Optimizer, model: torch.nn.Module) -> None:
     """Fill a sharded model and its optimizer from the folder in `saved`. Raises UserError if they do not fit."""
     from fusedgpt.parallel import shard_files
@@ -103,10 +94,8 @@ def read_shards(saved: dict, optimizer: Optimizer, model: torch.nn.Module) -> No
 
 def _checked(state):
     """`state`, with the fields that nanoGPT lacks. Raises ValueError, or what a wrong type raises, if it is damaged."""
-    # our own checkpoints did not save `activation` at first; all models then had GPT-2's
-    activation = "gelu" if is_nanogpts(state) else "gelu_tanh"
-    state = {"config": {}, "best_iter": None, "kept": [], "scaler": {}, "extra_model_args": {}, **state}
-    state["extra_model_args"] = {"activation": activation, **state["extra_model_args"]}
+    extra = {"activation": "gelu"}  # of nanoGPT's
+    state = {"config": {}, "best_iter": None, "scaler": {}, "extra_model_args": extra, **state}
     state["model_args"] = dict(state["model_args"])
     state["best_val_loss"] = float(state["best_val_loss"])
     model = {name.removeprefix("_orig_mod."): w for name, w in state["model"].items()}
@@ -114,7 +103,7 @@ def _checked(state):
     state["model"] = {name: w for name, w in model.items() if not name.endswith((".attn.bias", ".attn.masked_bias"))}
     for name, w in state["model"].items():
         _require(isinstance(w, torch.Tensor) and w.dtype == torch.float32, f"the weight {name} is not float32")
-    for n in (state["iter_num"], state["best_iter"] or 0, *state["kept"]):  # `kept` names files that are removed
+    for n in (state["iter_num"], state["best_iter"] or 0):
         _require(type(n) is int and n >= 0, "its iterations are not whole numbers of 0 or more")
     if "shards" in state:
         folder, files = state["shards"]["folder"], state["shards"]["files"]

@@ -99,8 +99,6 @@ class Run:
         others = sorted(seen.difference(TRAIN, ("kind", "iter")))  # what a changed train_step adds
         self.train, self.eval = _columns(rows, "train", (*TRAIN, *others)), _columns(rows, "eval", EVAL)
         self.others = [name for name in others if np.isfinite(self.train[name]).any()]
-        steps = sorted((row for row in rows if row["kind"] == "train"), key=lambda row: row["iter"])
-        self.returned = {name: np.array([name in row for row in steps]) for name in self.others}  # at which steps
         self.samples = sorted((row for row in rows if row["kind"] == "sample"), key=lambda row: row["iter"])
         self.record = record_of(out_dir)
         self.name = self.folder.resolve().name
@@ -119,7 +117,7 @@ class Run:
         column = {"bits_per_byte": "loss", "memory": "peak_memory"}.get(y, y)
         scale = {"bits_per_byte": self.bits_per_byte_of_a_nat, "memory": 2**-30}.get(y, 1.0)
         values = self.train.get(column, np.full(len(self.train["iter"]), np.nan))  # NaN if only another run has `y`
-        known = self.returned.get(y, slice(None))  # a step that did not return `y` is no gap
+        known = np.isfinite(values) | (y in MEANING)  # a step that did not return another number is no gap
         lines = [Line("training", self.train["iter"][known], scale * values[known])]
         validation = {"loss": "val_loss", "bits_per_byte": "val_bits_per_byte"}.get(y)
         return lines + ([Line("validation", self.eval["iter"], self.eval[validation])] if validation else [])
@@ -127,7 +125,8 @@ class Run:
     def position(self, iters: np.ndarray, axis: str) -> np.ndarray:
         """Where the state after `iters` steps lies on an axis: iterations, tokens, or time.
 
-        tokens: the tokens trained on. time: seconds of the training steps, without evaluations.
+        tokens: the tokens trained on, if all steps had the run's last batch. time: seconds of the training steps,
+        without evaluations.
         Raises UserError if run.json does not say how many tokens a step has.
         """
         if axis == "iterations":
@@ -135,13 +134,8 @@ class Run:
         if axis == "tokens":
             if math.isnan(self.tokens_per_step):
                 raise UserError(f"{self.folder / 'run.json'} has no tokens_per_step: take --x=iterations or --x=time")
-            # of each step, because a run may have been resumed with another batch
-            found = np.rint(self.train["tokens_per_s"] * self.train["ms"] / 1e3)
-            # a checkpoint that was copied goes on without the lines of the steps before it
-            missing = np.maximum(0, np.diff(self.train["iter"], prepend=-1) - 1)
-            done = np.cumsum(np.where(np.isfinite(found), found, self.tokens_per_step) + missing * self.tokens_per_step)
-        else:
-            done = np.cumsum(np.nan_to_num(self.train["ms"])) / 1e3
+            return iters * self.tokens_per_step
+        done = np.cumsum(np.nan_to_num(self.train["ms"])) / 1e3
         return np.interp(iters, np.append(0, self.train["iter"] + 1), np.append(0, done))
 
 
@@ -188,39 +182,30 @@ def view(lines: list[Line], y: str) -> tuple[float, float]:
     explode once. So peaks in the first tenth of a run, and in 1 training step of 200, may be cut off. A run of fewer
     than 20 steps is shown whole.
     """
-    finite = [line.values[np.isfinite(line.values)] for line in lines]
-    if not any(map(len, finite)):
+    values = np.concatenate([np.empty(0), *(line.values[np.isfinite(line.values)] for line in lines)])
+    if not len(values):
         return 0.0, 1.0
-    low, high = min(v.min() for v in finite if len(v)), max(v.max() for v in finite if len(v))
+    low, high = values.min(), values.max()
     if y in FROM_ZERO:
         return 0.0, float(1.08 * high) or 1.0
     if y != "lr":
-        high = max([low, *(top for line in lines if math.isfinite(top := _usual_top(line)))])
+        high = max([low, *map(_usual_top, lines)])
     margin = 0.05 * (high - low) or 0.05 * abs(high) or 0.05
     return float(low - margin), float(high + margin)
 
 
-def between_gaps(values: np.ndarray) -> list[int]:
-    """Where a finite value has none beside it. A line through it has no length, so it would not be seen."""
-    known = np.pad(np.isfinite(values), 1)
-    return np.flatnonzero(known[1:-1] & ~known[:-2] & ~known[2:]).tolist()
-
-
-def above(lines: list[Line], view: tuple[float, float]) -> float:
-    """The largest value of `lines` above the `view` of them, so that a figure can say so; NaN if there is none."""
-    values = np.concatenate([np.array([view[1]]), *(line.values for line in lines)])
-    top = float(np.nanmax(values))
-    return top if top > view[1] else math.nan
-
-
 def _usual_top(line):
-    """The largest value after a line's first tenth; if there are 200 or more, the largest 1 in 200 are left out."""
-    if not len(line.iters):
-        return math.nan
-    span = line.iters[-1] - line.iters[0]
-    late = line.iters >= line.iters[0] + (0.1 * span if span >= 20 else 0)
-    values = line.values[late & np.isfinite(line.values)]
-    return np.percentile(values, 99.5, method="lower" if len(values) >= 200 else "higher") if len(values) else math.nan
+    """The largest value after a line's first tenth, without the largest 1 in 200; -inf if there is none."""
+    begins, ends = line.iters[:1].sum(), line.iters[-1:].sum()
+    late = line.values[line.iters >= begins + 0.1 * (ends - begins) * (ends - begins >= 20)]
+    late = np.sort(late[np.isfinite(late)])
+    return late[: len(late) - len(late) // 200].max(initial=-math.inf)
+
+
+def above(lines: list[Line], view: tuple[float, float]) -> float | None:
+    """The largest value of `lines` above the `view` of them, so that a figure can say so; None if there is none."""
+    top = max((np.nanmax(line.values, initial=view[1]) for line in lines), default=view[1])
+    return float(top) if top > view[1] else None
 
 
 def thinned(values: np.ndarray, limit: int = 1000) -> np.ndarray:
@@ -230,14 +215,9 @@ def thinned(values: np.ndarray, limit: int = 1000) -> np.ndarray:
     """
     if len(values) <= limit:
         return np.arange(len(values))
-    length = math.ceil(2 * len(values) / limit)
-    starts = np.arange(0, len(values), length)
-    padded = np.append(values, np.full(-len(values) % length, values[-1])).reshape(len(starts), length)
-    bad = np.isnan(padded)
-    kept = [
-        [0, len(values) - 1],
-        starts + np.where(bad, np.inf, padded).argmin(axis=1),
-        starts + np.where(bad, -np.inf, padded).argmax(axis=1),
-        (starts + bad.argmax(axis=1))[bad.any(axis=1)],
-    ]
-    return np.unique(np.minimum(np.concatenate(kept), len(values) - 1))
+    kept = {0, len(values) - 1}
+    for stretch in np.array_split(np.arange(len(values)), limit // 3):
+        v = values[stretch]
+        found = v.argmin(), np.where(np.isnan(v), np.inf, v).argmin(), np.where(np.isnan(v), -np.inf, v).argmax()
+        kept.update(stretch[[*found]].tolist())  # the first is a NaN if there is one
+    return np.array(sorted(kept))

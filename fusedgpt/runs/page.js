@@ -4,7 +4,7 @@ const several = page.runs.length > 1, main = document.querySelector("main"), cha
 let axis = Object.keys(page.axes)[0];
 
 function make(tag, attributes = {}, ...children) {
-  const svg = ["svg", "g", "path", "line", "text", "circle", "clipPath", "rect"].includes(tag);
+  const svg = ["svg", "g", "path", "line", "text", "circle", "title", "clipPath", "rect"].includes(tag);
   const element = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
   element.append(...children);
@@ -36,30 +36,9 @@ function remember(key, value) {
   try { sessionStorage.setItem(key, value); } catch { /* the reloaded page forgets it then */ }
 }
 
-function state({ running, written, patience, done, planned, left }) {
-  const line = make("p", { id: "state" }), bar = make("progress", { max: planned || 1, value: done });
-  main.append(line, bar);
-  const ended = planned !== null && done >= planned;
-  bar.hidden = ended || !planned;
-  function update() {
-    const age = Math.max(0, Date.now() / 1e3 - written), silent = running && age > patience;
-    const units = [["days", 86400], ["h", 3600], ["min", 60], ["s", 1]];
-    const [unit, seconds] = units.find(([, size]) => age >= 2 * size || size === 1);
-    const ago = `${Math.floor(age / seconds)} ${unit}`;
-    let now = ended ? "Finished" : "Stopped";
-    const said = [`iteration ${whole(done)}${planned === null ? "" : ` of ${whole(planned)}`}`];
-    if (silent) {
-      now = `No news for ${ago}`;
-      said.push("it may have been killed; --init_from=resume continues it");
-    } else if (running) {
-      now = "Running";
-      said.push(...[left].filter(Boolean), `written ${ago} ago`);
-    }
-    const look = silent ? "alarm" : "good";
-    line.replaceChildren(make("b", { class: look }, now), ` · ${said.join(" · ")}`);
-  }
-  update();
-  setInterval(update, 1000);
+function state({ now, said, done, planned }) {
+  main.append(make("p", { id: "state" }, make("b", {}, now), ` · ${said}`));
+  if (done < planned) main.append(make("progress", { max: planned, value: done }));
 }
 
 // round numbers from low to high, at most about `count`
@@ -91,7 +70,7 @@ function frame(svg, height, [low, high], lastX, id) {
     svg.append(make("text", { x: px(x), y: height - 6, "text-anchor": "middle" }, x < 1e4 ? whole(x) : short(x)));
   }
   svg.append(inner);
-  return { inner, px, py, left, right, top, bottom, lastX };
+  return { inner, px, py };
 }
 
 // a line through points of the svg; null draws a gap, and a value between two gaps is a dot
@@ -103,67 +82,33 @@ function path(xs, ys) {
   return parts.join("");
 }
 
-// the index of the value in the rising `xs` that is next to x
-function nearest(xs, x) {
-  const after = xs.findIndex(each => each >= x);
-  if (after <= 0) return after < 0 ? xs.length - 1 : 0;
-  return x - xs[after - 1] <= xs[after] - x ? after - 1 : after;
-}
-
 function chart({ title, range, above, lines }, number) {
   const wide = number === 0, svg = make("svg", { role: "img", "aria-label": title });
   const losses = lines.some(line => line.name === "validation");
   const isPale = line => losses && line.name === "training";
-  const readout = make("span", { class: "readout" });
+  const ends = lines.filter(line => line.y.length && !(several && isPale(line))).flatMap(line => {
+    const name = !several && losses ? `${line.name} ` : "", look = isPale(line) ? { class: "pale" } : {};
+    return [mine(line.run, make("i", look)), name, make("b", {}, shown(line.y.at(-1)))];
+  });
   const cut = above === null ? "" : make("small", {}, `▲ up to ${shown(above)} above`);
-  const caption = make("figcaption", {}, make("span", {}, make("b", {}, title), cut), readout);
-  let axes, marks;
+  const head = [make("span", {}, make("b", {}, title), cut), make("span", { class: "ends" }, ...ends)];
 
-  function draw() {
-    const ends = page.charts.flatMap(each => each.lines.map(line => line.x[axis].at(-1) ?? 0));
-    axes = frame(svg, wide ? 300 : 170, range, Math.max(...ends) || 1, `clip${number}`);
+  charts.push(() => {
+    const last = page.charts.flatMap(each => each.lines.map(line => line.x[axis].at(-1) ?? 0));
+    const { inner, px, py } = frame(svg, wide ? 300 : 170, range, Math.max(...last) || 1, `clip${number}`);
     for (const line of lines) {
       const look = `line${isPale(line) ? " pale" : ""}${line.y.length > 200 ? " dense" : ""}`;
-      const xs = line.x[axis].map(axes.px), ys = line.y.map(axes.py);
-      axes.inner.append(mine(line.run, make("path", { class: look, d: path(xs, ys) })));
+      const xs = line.x[axis].map(px), ys = line.y.map(py);
+      inner.append(mine(line.run, make("path", { class: look, d: path(xs, ys) })));
       if (line.name !== "validation" && line.y.length > 3) continue;
-      const dots = xs.map((cx, n) => ys[n] !== null && make("circle", { class: "dot", cx, cy: ys[n], r: 3 }));
-      axes.inner.append(...dots.filter(Boolean).map(dot => mine(line.run, dot)));
+      line.y.forEach((y, n) => {
+        if (y === null) return;
+        const said = make("title", {}, `${page.axes[axis]} ${short(line.x[axis][n])}: ${shown(y)}`);
+        inner.append(mine(line.run, make("circle", { class: "dot", cx: xs[n], cy: ys[n], r: 3 }, said)));
+      });
     }
-    marks = make("g");
-    svg.append(marks);
-    show(Infinity);
-  }
-
-  function show(x) { // the values at x; the last ones if the pointer is elsewhere
-    const { px, py, left, right, top, bottom } = axes;
-    const read = lines.filter(line => line.y.length && !(several && isPale(line)));
-    const places = read.map(line => nearest(line.x[axis], x));
-    readout.replaceChildren(...read.flatMap((line, n) => {
-      const name = !several && losses ? `${line.name} ` : "", look = isPale(line) ? { class: "pale" } : {};
-      return [mine(line.run, make("i", look)), name, make("b", {}, shown(line.y[places[n]]))];
-    }));
-    marks.replaceChildren();
-    if (x === Infinity || !read.length) return;
-    const place = read[0].x[axis][places[0]], label = Math.min(Math.max(px(place), left + 35), right - 23);
-    const name = axis === "iterations" ? `iteration ${whole(place)}` : `${short(place)} ${page.axes[axis]}`;
-    marks.append(make("line", { class: "cross", x1: px(place), x2: px(place), y1: top, y2: bottom }));
-    read.forEach((line, n) => {
-      const value = line.y[places[n]], cy = Math.max(top, py(value)); // a value above the view is marked at its edge
-      if (value !== null) {
-        marks.append(mine(line.run, make("circle", { class: "here", cx: px(line.x[axis][places[n]]), cy, r: 4 })));
-      }
-    });
-    marks.append(make("text", { class: "at", x: label, y: bottom + 16 }, name));
-  }
-
-  svg.addEventListener("pointermove", event => {
-    const share = (event.clientX - svg.getBoundingClientRect().left - axes.left) / (axes.right - axes.left);
-    charts.forEach(each => each.show(axes.lastX * Math.min(1, Math.max(0, share))));
   });
-  svg.addEventListener("pointerleave", () => charts.forEach(each => each.show(Infinity)));
-  charts.push({ draw, show });
-  return make("figure", { class: wide ? "wide" : "" }, caption, svg);
+  return make("figure", { class: wide ? "wide" : "" }, make("figcaption", {}, ...head), svg);
 }
 
 function curves() {
@@ -174,14 +119,14 @@ function curves() {
     button.addEventListener("click", () => {
       axis = name;
       buttons.forEach(each => each.setAttribute("aria-pressed", each === button));
-      charts.forEach(each => each.draw());
+      charts.forEach(draw => draw());
     });
     return button;
   });
   const all = make("section", { class: several ? "charts several" : "charts" }, ...page.charts.map(chart));
   main.append(make("p", { class: "bar" }, make("span", {}, ...several ? legend : []), make("span", {}, ...buttons)), all);
-  new ResizeObserver(() => charts.forEach(each => each.draw())).observe(all);
-  charts.forEach(each => each.draw());
+  new ResizeObserver(() => charts.forEach(draw => draw())).observe(all);
+  charts.forEach(draw => draw());
 }
 
 // Each iteration with its samples. A run that has none there shows its last one from the same prompt.
@@ -202,14 +147,10 @@ function samples() {
       return make("div", {}, ...head, make("pre", { tabindex: 0 }, ...text));
     }));
   }
-  // a reloaded page stays at the chosen sample, or at the one before if that is no longer on the page
-  const [iter, prompt] = JSON.parse(recall("sample") || "[]");
-  let at = stops.findLastIndex(each => same(each, { iter, prompt }));
-  if (at < 0) at = stops.findLastIndex(each => each.iter <= iter);
+  const at = stops.findLastIndex(each => each.iter <= (recall("sample") || Infinity)); // a reloaded page stays there
   slider.value = at < 0 ? last : at;
   slider.addEventListener("input", () => {
-    const { iter, prompt } = stops[slider.value];
-    remember("sample", Number(slider.value) === last ? "" : JSON.stringify([iter, prompt])); // "": follow the latest
+    remember("sample", Number(slider.value) === last ? "" : stops[slider.value].iter); // "": follow the latest
     show();
   });
   show();
@@ -228,9 +169,10 @@ function table({ title, open, head, rows }) {
   return details;
 }
 
+const tables = all => all.filter(each => each.rows.length).map(table);
 if (page.state) state(page.state);
 if (page.headline) main.append(make("p", { class: "lead" }, page.headline));
-main.append(make("section", { class: several ? "" : "summary" }, ...page.summary.map(table)));
+main.append(make("section", { class: several ? "" : "summary" }, ...tables(page.summary)));
 curves();
 samples();
-main.append(make("section", { id: "tables" }, make("h2", {}, "How it runs"), ...page.tables.map(table)));
+main.append(make("section", { id: "tables" }, make("h2", {}, "How it runs"), ...tables(page.tables)));

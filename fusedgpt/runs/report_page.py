@@ -2,14 +2,12 @@
 
 import dataclasses
 import math
-import os
 import pathlib
-import sys
 import time
 
 import numpy as np
 
-from fusedgpt.errors import one_sentence, shown
+from fusedgpt.errors import shown
 from fusedgpt.machine.files import atomic
 from fusedgpt.runs.metrics import MEANING, Run, above, losses_in, names_of, number, section, thinned, view
 from fusedgpt.runs.pages import fill
@@ -21,26 +19,21 @@ RELOAD = '<meta http-equiv="refresh" content="30">'
 NO_SCRIPT = "<noscript><p>This page needs JavaScript; its figures are in metrics.jsonl and run.json too.</p></noscript>"
 SAMPLES = 100  # a page has about this many of a run, spread evenly over it
 POINTS = 600  # of a line, about
-DAY = 86400.0  # seconds
 PLACES = ("out_dir", "wandb_run_name", "init_from")  # settings that say where a run is, and not what it is
+COMPARED = ("dataset", "mask", "eval_iters", "batch_size")  # settings that decide what a validation loss means
 
 
-def write(out_dir: str | pathlib.Path, running: bool = False, parent: int | None = None) -> pathlib.Path:
+def write(out_dir: str | pathlib.Path, running: bool = False) -> pathlib.Path:
     """Write report.html in the folder of a run, from its metrics.jsonl and run.json; return its path.
 
     running: the run goes on, so the page reloads itself every 30 seconds. run.json cannot tell: a resumed run has the
     times of an earlier start in it, and a killed run has none.
-    parent: the id of the run's process, if this process is its child. A child writes nothing if its parent was killed,
-    because the run may go on in another process with its own page, or if the folder is gone, which it would bring back.
     Damaged parts of those files are left out. Raises UserError if there is no metrics.jsonl, or the disk refuses.
     """
     run = Run(out_dir)
-    page = _page([run], "loss") | {"state": _state(run, running)}
-    content = fill(run.name, NO_SCRIPT, page, RELOAD if running else "")
+    content = fill(run.name, NO_SCRIPT, _page([run], "loss") | {"state": _state(run, running)}, RELOAD * running)
     path = run.folder / "report.html"
-    if parent is not None and (os.getppid() != parent or not run.folder.is_dir()):
-        return path
-    with atomic(path, aside=".child" * (parent is not None)) as file:
+    with atomic(path) as file:
         file.write(content)
     return path
 
@@ -57,7 +50,7 @@ def compare(runs: list[Run], path: pathlib.Path) -> None:
 
 
 def headline(runs: list[Run], loss: str) -> str:
-    """Which of several runs ends lowest, and whether their last losses are of one iteration, data, mask and windows.
+    """Which of several runs ends lowest, and what makes their last losses differ: the iteration, or COMPARED settings.
 
     loss: as losses_in(runs).
     """
@@ -76,14 +69,9 @@ def headline(runs: list[Run], loss: str) -> str:
     if len(set(after)) > 1:
         said += f" But they were last evaluated after {', '.join(after[:-1])} and {after[-1]} iterations."
     settings = [section(run.record, "settings") for run in evaluated]
-    for name, differs in (("dataset", "on different data"), ("mask", "with different masks")):
-        found = {str(each.get(name)) for each in settings} - {"None"}
-        if len(found) > 1:
-            said += f" But they were evaluated {differs}, {' and '.join(sorted(found))}: such losses do not compare."
-    windows = {number(each.get("eval_iters")) * number(each.get("batch_size")) for each in settings}
-    numbers = [f"{n:,.0f}" if n else "all" for n in sorted(windows) if math.isfinite(n)]
-    if len(numbers) > 1:
-        said += f" But they were evaluated on {' and '.join(numbers)} windows: small differences may come from that."
+    found = {name: {str(each[name]) for each in settings if name in each} for name in COMPARED}
+    if differ := [name for name, values in found.items() if len(values) > 1]:
+        said += f" But they were evaluated with different {' and '.join(differ)}, so these losses may not compare."
     return said
 
 
@@ -95,71 +83,56 @@ def _end(run, loss):
 def _page(runs, loss):
     """What page.js draws: texts, and curves whose numbers are all finite or null."""
     unit, seconds = time_unit(runs)
-    axes, scales = {"iterations": "iteration"}, {"iterations": 1.0}
-    if any(np.nansum(run.train["ms"]) > 0 for run in runs):
-        axes["time"], scales["time"] = unit, seconds
+    axes, scales = {"iterations": "iteration", "time": unit}, {"iterations": 1.0, "time": seconds}
     if all(run.tokens_per_step > 0 for run in runs):
         axes["tokens"], scales["tokens"] = "tokens", 1.0
     others = sorted({name for run in runs for name in run.others})
-    small = [y for y in (*MEANING, *others) if y not in ("loss", "bits_per_byte") and _known(runs, y)]
+    small = [y for y in (*MEANING, *others) if y not in ("loss", "bits_per_byte")]
+    charts = [_chart(runs, y, scales) for y in (loss, *small)]
+    known = [chart for chart in charts[1:] if any(set(line["y"]) - {None} for line in chart["lines"])]
     return {
         "runs": names_of(runs),
         "state": None,
         "headline": "",
         "axes": axes,
-        "charts": [_chart(runs, y, scales) for y in (loss, *small)],
+        "charts": [charts[0], *known],
         "samples": [{"run": n, **sample} for n, run in enumerate(runs) for sample in _samples(run.samples)],
-        "summary": [each for each in _summary(runs) if each["rows"]],
-        "tables": [each for each in _tables(runs) if each["rows"]],
+        "summary": [
+            _table("Results", map(_results, runs), runs, open=True),
+            _table("Attention", [_attention(run.record) for run in runs], runs, open=True),
+        ],
+        "tables": _tables(runs),
     }
 
 
 def _state(run, running):
-    """What the run is doing, and how far it is."""
+    """What the run was doing when the page was written, and how far it was."""
     settings = section(run.record, "settings")
     planned, limit = number(settings.get("max_iters")), number(settings.get("max_seconds"))
     done = int(max([0, *(run.train["iter"][-1:] + 1), *run.eval["iter"][-1:]]))
-    seconds, left = _median(run.train["ms"][-100:]) / 1e3 * (planned - done), ""
+    seconds, now = _median(run.train["ms"][-100:]) / 1e3 * (planned - done), "Stopped"
+    said = [f"iteration {done:,} of {planned:,.0f}".replace(" of nan", "")]
+    if running:
+        now = "Running"
+    elif done >= planned:
+        now = "Finished"
     if running and seconds > 0:
-        left = f"about {in_words(seconds)} of training left"
-        left += "" if math.isnan(limit) else f"; max_seconds={limit:g} may end it before"
-    planned = None if math.isnan(planned) else planned
-    patience = _patience(run, _since(run))
-    said = {"running": running, "written": time.time(), "patience": patience}
-    return said | {"done": done, "planned": planned, "left": left}
-
-
-def _since(run):
-    """Seconds since the previous page, or since this start of the run, which writes run.json first."""
-    paths = [run.folder / name for name in ("report.html", "run.json")]
-    return max(0.0, time.time() - max([path.stat().st_mtime for path in paths if path.exists()], default=math.inf))
-
-
-def _patience(run, since):
-    """Seconds without a newer page after which the run counts as killed.
-
-    since: seconds from the previous page to this one, including the evaluation and the checkpoint in between.
-    """
-    if len(run.eval["iter"]) < 2:
-        return DAY  # nobody knows yet how long the steps between two evaluations take
-    before, last = run.position(run.eval["iter"][-2:], "time").tolist()
-    return max(120.0, 5 * since, 5 * (last - before))
-
-
-def _known(runs, y):
-    return any(np.isfinite(line.values).any() for run in runs for line in run.lines(y))
+        ends = "" if math.isnan(limit) else f"; max_seconds={limit:g} may end it before"
+        said.append(f"about {in_words(seconds)} of training left{ends}")
+    said.append(time.strftime("written on %Y-%m-%d at %H:%M %Z"))
+    return {"now": now, "said": " · ".join(said), "done": done, "planned": float(np.nan_to_num(planned))}
 
 
 def _chart(runs, y, scales):
     """The lines of `y`: the values of each at its places on all axes."""
     lines, drawn = [(n, line) for n, run in enumerate(runs) for line in run.lines(y)], []
-    seen = view([line for _, line in lines], y)
-    top = above([line for _, line in lines], seen)
+    both = [line for _, line in lines]
+    seen = view(both, y)
     for n, line in lines:
         kept = thinned(line.values, POINTS)
         x = {axis: _json(runs[n].position(line.iters[kept], axis) / scale) for axis, scale in scales.items()}
         drawn.append({"run": n, "name": line.name, "x": x, "y": _json(line.values[kept])})
-    return {"title": MEANING.get(y, y), "range": seen, "above": None if math.isnan(top) else top, "lines": drawn}
+    return {"title": MEANING.get(y, y), "range": seen, "above": above(both, seen), "lines": drawn}
 
 
 def _json(values):
@@ -174,11 +147,6 @@ def _samples(samples):
     count = min(len(its), max(2, SAMPLES * len(its) // max(1, len(samples))))
     kept = {its[n] for n in np.linspace(0, len(its) - 1, count).astype(int)}
     return [sample for sample in samples if sample["iter"] in kept]
-
-
-def _summary(runs):
-    found = [_table("Results", map(_results, runs), runs, open=True)]
-    return [*found, _table("Attention", [_attention(run.record) for run in runs], runs, open=True)]
 
 
 def _results(run):
@@ -223,28 +191,11 @@ def _tables(runs):
         defaults = {n: v for n, v in dataclasses.asdict(Settings()).items() if n in settings[0]}
         changed = _table("Settings that are not the default", [*settings, defaults], runs, differing=True, open=True)
         changed["head"] = ["", "value", "default"]
-    models = [section(record, "model") | _sizes(record) for record in records]
-    return [
-        changed,
-        _table("All settings", settings, runs),
-        _table("Model", models, runs, differing=several, open=several),
-        _table("Machine", map(_machine, records), runs, differing=several, open=several),
-        _table("Times of the steps", [section(record, "time") for record in records], runs),
-        _table("Operators", [{"seen": section(record, "receipt").get("ops")} for record in records], runs),
-    ]
-
-
-def _sizes(record):
-    sizes = {n: number(record.get(n)) for n in ("parameters", "parameters_in_products", "tokens_per_step")}
-    return {n.replace("_", " "): f"{size:,.0f}" for n, size in sizes.items() if size >= 0}
-
-
-def _machine(record):
-    said, environment = {n: record.get(n) for n in ("device", "dtype", "compile")}, section(record, "environment")
-    memory = number(environment.get("memory")) / 2**30
-    said |= {"processes": record.get("world_size"), "peak": section(record, "mfu").get("peak_source")}
-    said |= {n: v for n, v in environment.items() if n not in ("device", "memory")}
-    return said | {"hardware": environment.get("device"), "memory": f"{memory:.0f} GiB" if memory > 0 else None}
+    parts = {"Run": [{n: v for n, v in record.items() if not isinstance(v, dict)} for record in records]}
+    for name in ("model", "environment", "receipt", "time"):
+        parts[name.capitalize()] = [section(record, name) for record in records]
+    others = [_table(title, each, runs, differing=several, open=several) for title, each in parts.items()]
+    return [changed, _table("All settings", settings, runs), *others]
 
 
 def _table(title, columns, runs, differing=False, open=False):
@@ -269,9 +220,3 @@ def _median(values):
     """The median of the finite values; NaN if there is none."""
     values = values[np.isfinite(values)]
     return float(np.median(values)) if len(values) else math.nan
-
-
-if __name__ == "__main__":  # a long run's logger gives OUT_DIR, whether the run goes on, and its process id
-    with one_sentence():
-        out_dir, running, parent = sys.argv[1:]
-        write(out_dir, running == "True", int(parent))

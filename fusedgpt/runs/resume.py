@@ -20,10 +20,8 @@ from fusedgpt.settings import Settings, validate
 SETTLED = ("max_iters", "lr_decay_iters")  # settings that `minutes` sets
 # settings that a resumed run does not take over
 NOT_RESUMED = ("init_from", "out_dir", "eval_only", "dry_run", "profile")
-# what steps learn and what an evaluation means: a run that makes no more steps keeps these settings as they were
-OF_STEPS = ("max_iters", "max_seconds", "minutes", "batch_size", "gradient_accumulation_steps", "optimizer", "seed")
-OF_STEPS += ("learning_rate", "weight_decay", "beta1", "beta2", "grad_clip", "max_bad_steps", "dropout", "decay_lr")
-OF_STEPS += ("schedule", "warmup_iters", "lr_decay_iters", "min_lr", "eval_interval", "eval_iters", "mask")
+# settings that a process has used before it reads the checkpoint
+IN_USE = ("device", "backend", "timeout", "parallel", "shard_size", "deterministic")
 
 
 def where_to_start(s: Settings) -> Settings:
@@ -53,11 +51,14 @@ def reaching_out(config: dict[str, Any]) -> dict[str, str]:
     A checkpoint may come from a stranger, so they count only if the command line or its config files give them again.
     """
     attention, data, prompts = (str(config.get(name) or "") for name in ("attention", "dataset", "sample_prompts"))
-    found = {"attention": "runs the code of a file"} if is_own(attention) else {}
     path = pathlib.PurePath(data)
-    found |= {"dataset": "is a path outside of data/"} if path.is_absolute() or ".." in path.parts else {}
-    found |= {"sample_prompts": "reads a file"} if prompts.startswith("FILE:") else {}
-    return found | ({"wandb_log": "sends the run to a server"} if config.get("wandb_log") else {})
+    known = {
+        "attention": (is_own(attention), "runs the code of a file"),
+        "dataset": (path.is_absolute() or ".." in path.parts, "is a path outside of data/"),
+        "sample_prompts": (prompts.startswith("FILE:"), "reads a file"),
+        "wandb_log": (config.get("wandb_log"), "sends the run to a server"),
+    }
+    return {name: what for name, (reaches, what) in known.items() if reaches}
 
 
 def require_given_again(s: Settings, was: dict[str, Any]) -> None:
@@ -101,35 +102,31 @@ def prolonged(s: Settings, was: dict[str, Any]) -> Settings:
 
 
 def keep_settled(s: Settings, saved: dict, say: Say) -> Settings:
-    """`s` with the max_iters and lr_decay_iters that `minutes` settled at the start of the run of `saved`.
+    """`s` with the max_iters and lr_decay_iters of the run of `saved`, if `s` has minutes, which settled them.
 
-    The run goes on as the same command began it, whatever max_iters its config file has. A flag --max_iters gives them
-    up. Raises UserError if `s` has other minutes.
+    The run goes on as the same command began it, whatever max_iters its config file has. A flag --max_iters gives the
+    minutes up.
     """
     if s.minutes is None or s.eval_only:
         return s
-    numbers = {name: saved["config"].get(name) for name in SETTLED}
-    now = " and ".join(f"{name}={value}" for name, value in numbers.items())
-    if s.minutes != saved["config"].get("minutes"):
-        raise UserError(
-            f"minutes={s.minutes:g} can only settle the length of a new run, and the run in {s.out_dir} has {now}: to"
-            " train it for longer, give a larger --max_iters and no --minutes; to begin a new run, give another"
-            " --out_dir, or move that folder away"
-        )
-    if any(getattr(s, name) != value for name, value in numbers.items()):
-        say(f"{now}, as minutes={s.minutes:g} settled: to take others, give --max_iters")
+    numbers = {name: saved["config"].get(name, getattr(s, name)) for name in SETTLED}
+    if any(getattr(s, name) != value for name, value in numbers.items()) or s.minutes != saved["config"].get("minutes"):
+        kept = " and ".join(f"{name}={value}" for name, value in numbers.items())
+        say(f"minutes={s.minutes:g} settles the length of a new run only, and this one has {kept}: give --max_iters")
     return dataclasses.replace(s, **numbers)
 
 
 def keep_finished(s: Settings, saved: dict, say: Say) -> Settings:
-    """`s`, but if the run of `saved` has no step left to make, with the OF_STEPS that it was made with."""
+    """`s`, but if the run of `saved` has no step left to make, with the settings that it was made with."""
     if saved["iter_num"] < s.max_iters or s.eval_only or s.dry_run:
         return s
     say(f"all {saved['iter_num']} iterations are done: raise --max_iters above that to train on")
-    kept = {name: saved["config"][name] for name in OF_STEPS if name in saved["config"]}
+    others = {*NOT_RESUMED, *IN_USE, *reaching_out(saved["config"])}
+    kept = {name: was for name, was in saved["config"].items() if name not in others and hasattr(s, name)}
     # a run that was stopped early and gets a lower max_iters has no step left either, and must not go on to the old end
     kept["max_iters"] = min(saved["iter_num"], kept.get("max_iters", math.inf))
-    if not_used := [f"{name}={getattr(s, name)!r}" for name, was in kept.items() if getattr(s, name) != was]:
+    given = {name: getattr(s, name) for name in kept}
+    if not_used := [f"{name}={now!r}" for name, now in given.items() if now not in (kept[name], None)]:
         say(f"not used, because there is no step to make: {', '.join(not_used)}")
     return dataclasses.replace(s, **kept)
 
@@ -200,42 +197,25 @@ def restore(saved: dict, s: Settings, state: Any, meta: dict, say: Say) -> None:
     """Restore optimizer and scaler of `state`, a TrainState, from `saved`; say which settings changed.
 
     Another mask, other windows or another val.bin change what a validation loss means. `saved` then forgets the best
-    loss, so that the next evaluation is the best. meta: the data's. If ranks share the model, this
-    restores its weights too; otherwise the model has them already. Raises UserError if `saved` does not fit.
+    loss, so that the next evaluation is the best. meta: the data's. If ranks share the model, this restores its weights
+    too; otherwise the model has them already. Raises UserError if `saved` does not fit.
     """
     if saved["model"]:
         checkpoint.restore_optimizer(saved, state.optimizer, state.model)
     else:
         checkpoint.read_shards(saved, state.optimizer, state.model)
-    same = _same_mask(saved, s) and _same_windows(saved, s)
-    if not (same and dataset.same_text(meta, saved.get("meta") or {}, "val")):
+    was = {"mask": "causal", "eval_iters": s.eval_iters, "batch_size": s.batch_size, **saved["config"]}
+    same = was["eval_iters"] * was["batch_size"] == s.eval_iters * s.batch_size and was["mask"] == s.mask
+    same = same and dataset.same_text(meta, saved.get("meta") or {}, "val")
+    if not same or checkpoint.is_nanogpts(saved):  # nanoGPT draws windows at random
         saved |= {"best_val_loss": math.inf, "best_iter": None}
+        say("evaluations have another text, mask or windows than before: losses do not compare, the next is the best")
     if saved["scaler"]:
-        try:
-            state.scaler.load_state_dict(saved["scaler"])
-        except KeyError as error:
-            raise UserError(
-                f"the scaler in the checkpoint of {s.out_dir} has no {error}: take another checkpoint, such as best.pt"
-            ) from error
+        state.scaler.load_state_dict(saved["scaler"])
     for name, was in saved["config"].items():
-        if name not in (*NOT_RESUMED, "mask") and getattr(s, name, was) != was:
+        if name not in NOT_RESUMED and getattr(s, name, was) != was:
             moved = name == "lr_decay_iters" and s.lr_decay_iters == s.max_iters != was
             how = f": the schedule ends with the run (--lr_decay_iters={was} leaves it as it was)" if moved else ""
             say(f"resuming with {name}={getattr(s, name)!r}; it was {was!r}{how}")
     if saved.get("attention_sha256") not in (None, functions.digest(s.attention)):
         say(f"resuming with a changed file: attention={s.attention} has another SHA-256 than before")
-    if not _same_windows(saved, s):
-        say("resuming with evaluations of other windows: the next one is the best, whatever came before")
-    if not _same_mask(saved, s):
-        say(f"resuming with another mask, {s.mask}: losses from here on cannot be compared with those before")
-
-
-def _same_windows(saved, s):
-    was = {"eval_iters": s.eval_iters, "batch_size": s.batch_size, **saved["config"]}
-    same = was["eval_iters"] * was["batch_size"] == s.eval_iters * s.batch_size
-    return same and not checkpoint.is_nanogpts(saved)  # nanoGPT draws windows at random
-
-
-def _same_mask(saved, s):
-    # earlier checkpoints have no `mask` among their settings
-    return s.packed == (saved["extra_model_args"].get("document_start") is not None)

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from fusedgpt.data.dataloader import Batch, DataLoader
 from fusedgpt.errors import UserError
-from fusedgpt.machine import timing
+from fusedgpt.machine import memory, timing
 from fusedgpt.parallel import distributed
 from fusedgpt.runs import checkpoint, progress
 from fusedgpt.runs.logger import Logger
@@ -128,10 +128,9 @@ class Run:
             return
         content = {"model": state.model.state_dict(), **checkpoint.model_args(record["model"])}
         content |= {"optimizer": state.optimizer.state_dict(), "scaler": state.scaler.state_dict()}
-        content |= {"iter_num": state.iteration}
-        content |= {"config": record["settings"], "meta": self.meta, "attention": record["attention"]}
-        content |= {"attention_sha256": record["attention_sha256"]}
-        content |= {"dtype": record["dtype"], "compile": record["compile"]}  # auto keeps them if the run is resumed
+        content |= {"iter_num": state.iteration, "config": record["settings"], "meta": self.meta}
+        # auto keeps what ran if the run is resumed
+        content |= {name: record[name] for name in ("attention", "attention_sha256", "dtype", "compile")}
         self.checkpoints.save(content, state.val_losses.get(state.iteration, math.inf))
 
     def save_whole_steps(self) -> None:
@@ -141,19 +140,62 @@ class Run:
             self.save()
 
     def report(self, explains: bool = True) -> tuple[bool, bool]:
-        """Log the steps since the last report; see progress.report. explains: whether all ranks take part."""
-        state, s, explain = self.state, self.s, self._explain if explains else None
-        flags = progress.report(state, s, self.record, self.logger, self.checkpoints, explain)
-        if state.step_ms:
-            left = progress.seconds_left(state.step_ms, state.iteration, state.evaluation_s, state.samples_s, s)
-            # a run whose time is up evaluates once more
-            self.logger.bar.ends_in(min(left, self.deadline - time.perf_counter() + state.evaluation_s))
-        return flags
+        """Log the steps since the last report. A report waits for the device; on CUDA, a step does not.
 
-    def _explain(self, iteration):
-        state, micro_steps = self.state, self.micro_steps
-        how = (state.model, self.loader, self.s.seed, micro_steps, state.cast, state.scaler, self.ranks)
-        return nonfinite.explain(*how, iteration)
+        explains: whether all ranks take part, which explaining a bad step needs. Returns whether the time is up on any
+        rank, and whether a signal to any rank ends the run. Raises UserError after more than max_bad_steps steps in a
+        row without a finite gradient.
+        """
+        state, record, mfu = self.state, self.record, self.record["mfu"]
+        times = state.clock.read()
+        steps, raised = state.results.read()
+        state.step_ms += times
+        first, peak = state.iteration - len(steps), memory.peak_memory(state.clock.device)
+        for it, ms, results in zip(range(first, state.iteration), times, steps):
+            tokens_per_s = 1e3 * record["tokens_per_step"] / ms
+            metrics = {
+                "iter": it,
+                "loss": results["loss"],
+                "lr": results["lr"],
+                **results,
+                "ms": ms,
+                "tokens_per_s": tokens_per_s,
+                "mfu": mfu["flops_per_token"] * tokens_per_s / (mfu["peak_flops"] * record["world_size"]),
+                "peak_memory": peak,
+            }
+            self.logger.iteration(metrics, to_console=it % self.s.log_interval == 0)
+            self._count_bad_step(metrics, explains)
+        if steps:
+            self._say_what_is_left()
+        return "time is up" in raised, "stopped" in raised
+
+    def _count_bad_step(self, metrics, explains):
+        state, s, it, say = self.state, self.s, metrics["iter"], self.logger.say
+        state.loss = metrics["loss"]
+        if math.isfinite(metrics["grad_norm"]):
+            state.bad_steps = 0
+            return
+        state.bad_steps += 1
+        say(f"iter {it}: loss {state.loss}, gradient norm {metrics['grad_norm']}: step skipped, weights kept")
+        if state.bad_steps == 1 and explains:
+            how = (state.model, self.loader, s.seed, self.micro_steps, state.cast, state.scaler, self.ranks)
+            say(f"iter {it}: {nonfinite.explain(*how, it)}")
+        if state.bad_steps > s.max_bad_steps:
+            raise UserError(
+                f"{state.bad_steps} steps in a row had no finite gradient, the last at iteration {it}:"
+                f" {self.checkpoints.recovery_advice()}"
+            )
+
+    def _say_what_is_left(self):
+        state, s = self.state, self.s
+        cost = progress.Cost.of(state.step_ms, state.evaluation_s, state.samples_s)
+        timed = len(state.step_ms) >= progress.STEPS_OF_AN_ESTIMATE
+        if timed and not state.estimated and state.iteration < s.max_iters:
+            state.estimated = True
+            self.logger.say(cost.estimate(state.iteration, s))
+        # a run whose time is up evaluates once more
+        limit = self.deadline - time.perf_counter() + state.evaluation_s
+        self.logger.ends_in(min(cost.seconds(state.iteration, s), limit))
 
     def draw(self) -> list[tuple[str, str]]:
         """A sample after each prompt, as (prompt, text). Raises UserError if the weights have diverged.

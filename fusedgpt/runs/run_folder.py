@@ -23,9 +23,9 @@ from fusedgpt.runs import checkpoint
 from fusedgpt.runs.metrics import record_of, section
 
 LATEST, BEST = "ckpt.pt", "best.pt"
-# the other files of a run; a figure has the name of what it shows, also of what a changed train_step returns
-NOT_CHECKPOINTS = ("metrics.jsonl", "run.json", "report.html", "trace.json", "lm_eval.json", "*.png")
-FOLDERS = ("tensorboard", "hf", "gguf", "nanogpt")  # event files, and exports
+# what else a run leaves; a figure has the name of what it shows, also of what a changed train_step returns
+BESIDE = ("tensorboard", "hf", "gguf", "nanogpt", "lm_eval.json", "*.png", "trace.json", "report.html", "run.json")
+BESIDE += ("metrics.jsonl",)
 
 Say = Callable[[str], None]
 
@@ -75,14 +75,16 @@ def remove_unused_shards(out_dir: pathlib.Path) -> None:
     because that checkpoint might name it.
     """
     with contextlib.suppress(UserError, OSError):
-        used = set()
-        for path in out_dir.glob("*.pt"):  # copies that somebody made too
-            saved = checkpoint.load(path, verify=False)
-            if "shards" in saved:
-                used.add(out_dir / saved["shards"]["folder"])
+        used = _shards(out_dir.glob("*.pt"))  # copies that somebody made too
         for folder in out_dir.glob("shards-*"):
             if folder not in used and re.fullmatch(r"shards-\d+(-\d+)?", folder.name):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _shards(paths):
+    """The folders of shards that checkpoints name. Raises UserError if one cannot be read."""
+    loaded = [(path, checkpoint.load(path, verify=False)) for path in paths]
+    return {path.with_name(saved["shards"]["folder"]) for path, saved in loaded if "shards" in saved}
 
 
 def _first_whole(out_dir, path, say, **how):
@@ -97,16 +99,13 @@ def _first_whole(out_dir, path, say, **how):
             saved = checkpoint.load(other, **how)
             say(f"{wrong}. Taking {other}, of iteration {saved['iter_num']}, instead")
             return saved, other
-    hint = ""
-    if earlier := sorted(pathlib.Path(out_dir).glob(f"previous-*/{LATEST}")):
-        hint = f". An earlier run is in {earlier[-1].parent}: name that folder"
-    elif pathlib.Path(out_dir).is_file():
-        hint = f". {out_dir} is a file: name the folder that it is in, {pathlib.Path(out_dir).parent}"
-    elif here := sorted(pathlib.Path().glob(f"out*/{LATEST}")):
-        hint = f", such as {here[0].parent}"
     if is_transformers(out_dir):
-        hint = f". {out_dir} is a model in Hugging Face's format: name it with --init_from={out_dir}"
-    raise UserError(wrong + hint)
+        wrong += f". {out_dir} is a model in Hugging Face's format: name it with --init_from={out_dir}"
+    elif earlier := sorted(pathlib.Path(out_dir).glob(f"previous-*/{LATEST}")):
+        wrong += f". An earlier run is in {earlier[-1].parent}: name that folder"
+    elif pathlib.Path(out_dir).is_file():
+        wrong += f". {out_dir} is a file: name the folder that it is in, {pathlib.Path(out_dir).parent}"
+    raise UserError(wrong)
 
 
 def _iteration(path):
@@ -126,42 +125,25 @@ def is_this_launch(out_dir: str | os.PathLike, launch: dict | None, restarted: b
 
 
 def set_aside(out_dir: str | os.PathLike, say: Say) -> None:
-    """Move an earlier run, if it has a checkpoint, to a folder previous-N of its own. Raises UserError if it cannot."""
+    """Move an earlier run, if it has a checkpoint, to a folder previous-N of its own. Raises UserError if it cannot.
+
+    ckpt.pt goes last: if a kill ends the moves earlier, the run resumes where it was. But shards go before all that
+    names them, so that none is ever unused: a kill in between leaves them in previous-N, to be moved back by hand.
+    """
     out_dir = pathlib.Path(out_dir)
     if saved := checkpoints(out_dir):
-        others = [path for name in NOT_CHECKPOINTS for path in sorted(out_dir.glob(name)) if path.is_file()]
-        # ckpt.pt leaves last: until then the run can be resumed in its old place
-        aside = _move(out_dir, others + saved[::-1], [path for path in map(out_dir.joinpath, FOLDERS) if path.is_dir()])
-        say(f"an earlier run in {out_dir} was moved to {aside}")
+        found = [path for name in (*BESIDE, "shards-*") for path in sorted(out_dir.glob(name))]
+        say(f"an earlier run in {out_dir} was moved to {_move(out_dir, found + saved[::-1])}")
 
 
-def _move(out_dir, files, folders=()):
-    """Move `files` and `folders` to the next free previous-N in `out_dir`, and return that.
-
-    At every instant, all files are in one of the two places: the new folder first gets links to them, then its name,
-    and only then do they leave the old place. Folders, which cannot be linked, are renamed before the files leave.
-    """
+def _move(out_dir, paths):
+    """Move `paths`, in this order, to the next free previous-N in `out_dir`, and return that."""
     numbers = [path.name.removeprefix("previous-") for path in out_dir.glob("previous-*")]
     aside = out_dir / f"previous-{1 + max((int(n) for n in numbers if n.isdecimal()), default=0)}"
-    unfinished = out_dir / ".previous.tmp"
     try:
-        shutil.rmtree(unfinished, ignore_errors=True)  # links of a start that was killed; the files are still here
-        unfinished.mkdir()
-        for file in files:
-            link(file, unfinished / file.name)
-        for folder in out_dir.glob("shards-*"):
-            shutil.copytree(folder, unfinished / folder.name, copy_function=link)
-        unfinished.rename(aside)
-        for folder in folders:
-            if folder.is_symlink():  # a relative link would lead elsewhere from `aside`
-                (aside / folder.name).symlink_to(folder.resolve(), target_is_directory=True)
-                folder.unlink()
-            else:
-                folder.rename(aside / folder.name)
-        for file in files:
-            file.unlink()
-        remove_unused_shards(out_dir)
-        remove_unused_shards(aside)
+        aside.mkdir()
+        for path in paths:
+            path.rename(aside / path.name)
     except OSError as error:
         raise UserError(f"cannot move files in {out_dir} to {aside}: {error.strerror or error}") from error
     return aside
@@ -187,7 +169,6 @@ class Checkpoints:
         self.saved_at = 0  # iteration of the last save
         self.latest: int | None = None  # iteration of ckpt.pt
         self.best: tuple[float, int | None] = math.inf, None  # lowest validation loss on the disk, and its iteration
-        self.kept: list[int] = []  # iterations of this run's earlier checkpoints, oldest first
         self.failed: UserError | None = None  # why the last save failed, if it did
         self.thread = concurrent.futures.ThreadPoolExecutor(max_workers=1)
         self.writing = None
@@ -199,20 +180,19 @@ class Checkpoints:
         ckpt.pt's place. Raises UserError if they cannot be moved.
         """
         iteration = saved["iter_num"]
-        self.saved_at, self.kept, self.best = iteration, saved["kept"], (saved["best_val_loss"], saved["best_iter"])
+        self.saved_at, self.best = iteration, (saved["best_val_loss"], saved["best_iter"])
         if not self.lock:
             return
         self.lock.check()
         if later := [path for number, path in _earlier_ones(self.out_dir).items() if number > iteration]:
-            aside = _move(self.out_dir, later)
+            others = set(self.out_dir.glob("*.pt")).difference(later)
+            aside = _move(self.out_dir, [*(_shards(later) - _shards(others)), *later])
             self.say(f"checkpoints after iteration {iteration} in {self.out_dir} were moved to {aside}")
         remove_unused_shards(self.out_dir)  # left by a save that was killed
-        if path.name == LATEST:
+        if path.name == LATEST:  # otherwise ckpt.pt is damaged, and with `latest` None no save keeps it
             self.latest = iteration
             if _is_best(saved):  # a kill may have kept it from being linked to best.pt
                 link(path, self.out_dir / BEST)
-        elif path.name == _earlier(iteration):  # ckpt.pt is damaged, and with `latest` None no save keeps it
-            self.kept = [*self.kept, iteration]
 
     def save(self, state: dict, val_loss: float = math.inf) -> None:
         """Write a copy of `state` once the previous checkpoint is written. The caller may change the tensors at once.
@@ -290,9 +270,9 @@ class Checkpoints:
             self._replace_latest(state)
             if _is_best(state):
                 link(self.out_dir / LATEST, self.out_dir / BEST)
-            while len(self.kept) > self.keep - 1:
-                (self.out_dir / _earlier(self.kept[0])).unlink(missing_ok=True)
-                del self.kept[0]
+            earlier = _earlier_ones(self.out_dir)
+            for iteration in sorted(earlier, reverse=True)[self.keep - 1 :]:
+                earlier[iteration].unlink()
         except (UserError, OSError) as error:
             self._not_saved(state, error)
         else:
@@ -305,17 +285,9 @@ class Checkpoints:
     def _replace_latest(self, state):
         latest = self.out_dir / LATEST
         if self.latest not in (None, state["iter_num"]) and latest.exists():
-            name = self.out_dir / _earlier(self.latest)
-            if not name.exists() or name.samefile(latest):  # another file of that name is not ours to replace
-                link(latest, name)
-                self.kept = [*(n for n in self.kept if n != self.latest), self.latest]
-        # this one replacement decides what is the latest, what is the best and which earlier ones are ours
-        checkpoint.save(latest, {**state, "kept": list(self.kept)})
+            link(latest, self.out_dir / f"ckpt-{self.latest}.pt")
+        checkpoint.save(latest, state)  # this one replacement decides what is the latest, and what is the best
         self.latest = state["iter_num"]
-
-
-def _earlier(iteration):
-    return f"ckpt-{iteration}.pt"
 
 
 def _is_best(saved):

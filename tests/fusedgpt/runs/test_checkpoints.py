@@ -141,7 +141,7 @@ def test_the_best_is_written_once(tmp_path, monkeypatch):
 
 def test_only_the_main_rank_writes(tmp_path):
     it = Checkpoints(tmp_path, 2, None, print, Ranks())
-    it.resume({"iter_num": 3, "best_iter": 3, "best_val_loss": 1.0, "kept": []}, tmp_path / "ckpt.pt")
+    it.resume({"iter_num": 3, "best_iter": 3, "best_val_loss": 1.0}, tmp_path / "ckpt.pt")
     it.save(state(5), 0.5)
     it.close()
     assert list(tmp_path.iterdir()) == [] and (it.saved_at, it.best) == (5, (0.5, 5))

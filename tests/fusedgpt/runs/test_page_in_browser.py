@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from fusedgpt.runs import report_page
-from tests.fusedgpt.runs.test_metrics import evaluation, run_of, step
+from tests.fusedgpt.runs.test_metrics import run_of, step
 from tests.fusedgpt.runs.test_report_page import EVIL, compared, sample, some_run
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -44,52 +44,39 @@ def text_in(document, element_id):
     return html.unescape(re.sub("<[^>]*>", "", found[1]))
 
 
-def test_the_pointer_shows_the_values_at_an_iteration_in_all_curves(tmp_path):
-    run_of(
-        tmp_path,
-        [step(n, loss=5 - n / 100, lr=0.5 + n / 1000, grad_norm=None if n == 100 else 1.0) for n in range(200)]
-        + [evaluation(n, 5.5 - n / 100) for n in range(0, 201, 50)]
-        + [sample(50, "early"), sample(200, "late")],
-    )
-    over_the_third_evaluation = """
-        const svg = document.querySelector("svg"), dot = svg.querySelectorAll(".dot")[2];
-        const x = svg.getBoundingClientRect().left + Number(dot.getAttribute("cx"));
-        svg.dispatchEvent(new PointerEvent("pointermove", { clientX: x, bubbles: true }));
-        tell([...document.querySelectorAll(".readout, .at")].map(each => each.textContent).join("|"));
-        svg.dispatchEvent(new PointerEvent("pointerleave"));
-        slider.value = 0;
-        slider.dispatchEvent(new Event("input"));
-        document.body.dataset.requests = performance.getEntriesByType("resource").length;
-    """
-    document, console = in_chromium(report_page.write(tmp_path, running=True), over_the_third_evaluation)
-    seen = text_in(document, "seen").split("|")
-    assert seen[::2] == ["training 4.000validation 4.500", "0.6000", "not finite"]  # loss, learning rate, gradient norm
-    assert seen[1::2] == ["iteration 100"] * 3
-    assert "training <b>3.010</b>" in document and "validation <b>3.500</b>" in document  # the last, once it has left
-    assert "<b>\n</b>early</pre>" in document and text_in(document, "when") == "After 50 iterations"
-    assert 'data-requests="0"' in document and console == []
-
-
-def test_the_pointer_reads_all_runs_and_the_axis_can_be_changed(tmp_path):
-    # 2 s and 0.5 s a step: after 20 seconds, one run has done 10 steps and the other 40
+def test_marks_say_their_values_and_the_axis_can_be_changed(tmp_path):
+    # 2 s and 0.5 s a step
     compared(tmp_path, some_run(tmp_path / "slow", 2.0), some_run(tmp_path / "fast", 1.9, 500.0))
     script = """
-        const svg = document.querySelectorAll("svg")[1], seen = [];
-        const at = part => {
-            const box = svg.getBoundingClientRect(), x = box.left + 54 + part * (box.width - 66);
-            svg.dispatchEvent(new PointerEvent("pointermove", { clientX: x, bubbles: true }));
-            seen.push(document.querySelector(".at").textContent);
-            seen.push([...document.querySelector(".readout").querySelectorAll("b")].map(b => b.textContent).join(" "));
-        };
-        at(0.5);
+        const said = () => [...document.querySelectorAll(".dot title")].slice(0, 6).map(each => each.textContent);
+        const before = said();
         document.querySelector("[data-axis=time]").click();
-        at(0.3);
-        tell(seen.join("|") + "|" + document.querySelector("[aria-pressed=true]").textContent);
+        tell([...before, ...said(), document.querySelector(".ends").textContent].join("|"));
     """
     document, console = in_chromium(tmp_path / "page.html", script)
-    # half of 40 iterations; then 24 s of 80: the slow run's nearest evaluation is at 40 s, and the fast one has ended
-    assert text_in(document, "seen") == "iteration 20|1.500 1.400|40 seconds|1.500 1.900|training time (seconds)"
-    assert console == []
+    seen = text_in(document, "seen").split("|")
+    losses = ("6.000", "1.500", "2.000", "5.900", "1.400", "1.900")
+    assert seen[:6] == [f"iteration {n}: {y}" for n, y in zip((0, 20, 40, 0, 20, 40), losses)]
+    assert seen[6:12] == [f"seconds {n}: {y}" for n, y in zip((0, 40, 80, 0, 10, 20), losses)]
+    assert seen[12] == "2.0001.900" and console == []
+
+
+def test_a_page_that_loads_itself_again_stays_at_the_sample_that_was_chosen(tmp_path):
+    # a reader of an earlier sample was taken to the latest every 30 seconds
+    run_of(tmp_path, [step(0), *(sample(n, f"text {n}", "a") for n in (50, 100, 150))])
+    reload_twice = """
+        const seen = [], choose = at => { slider.value = at; slider.dispatchEvent(new Event("input")); };
+        for (const [at, iter] of [[1, 200], [3, 250]]) {
+            choose(at);
+            page.samples.push({ run: 0, iter, prompt: "a", text: "new" });
+            document.querySelector("#samples").remove();
+            samples();
+            seen.push(document.querySelector("#when").textContent);
+        }
+        tell(seen.join("|"));
+    """
+    document, console = in_chromium(report_page.write(tmp_path, running=True), reload_twice)
+    assert text_in(document, "seen") == "After 100 iterations|After 250 iterations" and console == []
 
 
 def test_a_page_is_whole_on_a_phone_and_where_it_may_store_nothing(tmp_path):
@@ -106,31 +93,6 @@ def test_a_page_is_whole_on_a_phone_and_where_it_may_store_nothing(tmp_path):
     """
     document, console = in_chromium(report_page.write(tmp_path), script, phone=True)
     assert text_in(document, "seen") == "true true 1 2" and console == []
-
-
-def test_a_page_that_loads_itself_again_stays_at_the_sample_that_was_chosen(tmp_path):
-    # a reader of an earlier sample was taken to the latest every 30 seconds
-    run_of(tmp_path, [step(0), *(sample(n, f"{p} {n}", p) for n in (50, 100, 150) for p in "ab")])
-    reload_three_times = """
-        const seen = [];
-        const load = () => {
-            document.querySelector("#samples").remove();
-            samples();
-            seen.push(document.querySelector("pre").textContent);
-        };
-        const choose = at => { slider.value = at; slider.dispatchEvent(new Event("input")); };
-        choose(2);
-        page.samples.push({ run: 0, iter: 200, prompt: "a", text: "new" });
-        load();
-        page.samples.splice(2, 1);
-        load();
-        choose(page.samples.length - 1);
-        page.samples.push({ run: 0, iter: 250, prompt: "a", text: "newer" });
-        load();
-        tell(seen.join("|"));
-    """
-    document, console = in_chromium(report_page.write(tmp_path, running=True), reload_three_times)
-    assert text_in(document, "seen") == "aa 100|bb 100|anewer" and console == []
 
 
 def test_no_text_of_a_run_runs_in_a_browser(tmp_path):

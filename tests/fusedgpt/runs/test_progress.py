@@ -11,6 +11,7 @@ import torch
 import train
 from fusedgpt.machine.device import graphs_compiled
 from fusedgpt.runs import progress
+from fusedgpt.runs.run import Run
 from fusedgpt.settings import Settings
 from fusedgpt.training import evaluation
 from tests.conftest import flags, run, small
@@ -37,13 +38,13 @@ def test_a_pipe_gets_whole_lines_and_no_bar(tmp_path, data):
     [
         (dict(lr_decay_iters=40), None),
         (dict(lr_decay_iters=41), None),  # it ends within 5 % of its peak above min_lr
-        (dict(), "ends at 71 % of its peak, because the schedule is for 100 iterations: --lr_decay_iters=40 ends it"),
+        (dict(), "ends at 72 % of its peak, because lr_decay_iters=100: --lr_decay_iters=40 ends the schedule with"),
         (dict(schedule="wsd"), "the learning rate ends at 100 % of its peak"),
         (dict(schedule="constant"), None),
         (dict(decay_lr=False), None),
         (dict(eval_only=True), None),
-        (dict(warmup_iters=50), "rises to 78 % of its peak, and never falls. Give fewer, such as --warmup_iters=4, "),
-        (dict(warmup_iters=40, lr_decay_iters=40), "never falls. Give fewer, such as --warmup_iters=4"),
+        (dict(warmup_iters=50), "78 % of its peak, within its warm-up: --warmup_iters=4 --lr_decay_iters=40 lets it"),
+        (dict(warmup_iters=40, lr_decay_iters=40), "ends at 98 % of its peak, within its warm-up"),
     ],
     ids=str,
 )
@@ -67,7 +68,7 @@ def test_a_schedule_that_does_not_end_with_the_run_is_said(tmp_path, data, setti
 )
 def test_the_estimate_counts_what_is_left(tmp_path, data, done, evaluation_s, changes, begins, ends):
     s = small(tmp_path, data, **dict(max_iters=100, eval_interval=30) | changes)
-    line = progress.estimate([9e4] * 3 + [2e3] * 3, done, evaluation_s, s, samples_s=100.0)
+    line = progress.Cost.of([9e4] * 3 + [2e3] * 3, evaluation_s, 100.0).estimate(done, s)
     assert line.startswith(f"estimate: {begins}, until ") and line.endswith(ends)
 
 
@@ -76,7 +77,7 @@ def test_the_end_of_a_run_of_days_has_its_date(tmp_path, data, monkeypatch):
     s = small(tmp_path, data, max_iters=100, eval_interval=1000)
     for step_ms, form in ((8e5, "%a %H:%M"), (9e5, "%a %Y-%m-%d %H:%M")):  # 22 hours, 25 hours
         before = datetime.datetime.now()
-        line = progress.estimate([step_ms] * 6, 0, 0.0, s)
+        line = progress.Cost(step_ms / 1e3, 0.0, 0.0).estimate(0, s)
         now = {before, datetime.datetime.now()}  # a minute may end meanwhile
         ends = {f"until {each + datetime.timedelta(seconds=step_ms / 10):{form}}:" for each in now}
         assert any(end in line for end in ends)
@@ -94,7 +95,7 @@ def test_a_dry_run_says_what_a_run_takes_and_writes_nothing(tmp_path, data, caps
     out_dir = run(tmp_path / "out", data, max_iters=2000, dry_run=True)
     said = capsys.readouterr().out
     assert "tokens per iteration: 64" in said and "parameters" in said
-    assert "GiB at the peak; a checkpoint takes " in said
+    assert "GiB at the peak\n" in said
     assert "estimate: " in said and "2,000 steps of " in said and ", and 401 evaluations of " in said
     assert "iter 0" not in said and not out_dir.exists()
 
@@ -104,7 +105,7 @@ def test_a_dry_run_of_an_evaluation_makes_no_steps(tmp_path, data, monkeypatch, 
     monkeypatch.setattr(train, "train_step", lambda *_: pytest.fail("a step"))
     run(tmp_path, data, dry_run=True, eval_only=True, sample_interval=1, sample_prompts="!")
     said = capsys.readouterr().out
-    assert re.search(r"estimate: \S+ s to evaluate\n", said) and "steps of" not in said and "a checkpoint" not in said
+    assert re.search(r"estimate: \S+ s to evaluate\n", said) and "steps of" not in said
     run(tmp_path, data, eval_only=True, sample_interval=1, sample_prompts="!")  # it drew a sample, too
     assert ": sample " not in capsys.readouterr().out
 
@@ -138,8 +139,10 @@ def test_mfu_is_a_share_of_the_peak_of_all_devices():
     steps = [{"lr": 0.1, "loss": 2.0, "grad_norm": 1.0}], set()
     device = SimpleNamespace(read=lambda: [100.0], device=torch.device("cpu"))
     state = SimpleNamespace(clock=device, results=SimpleNamespace(read=lambda: steps), step_ms=[], iteration=1)
+    state.evaluation_s = state.samples_s = 0.0
     record = {"tokens_per_step": 1000, "mfu": {"flops_per_token": 1e6, "peak_flops": 1e12}, "world_size": 8}
-    logger = mock.Mock(spec=progress.Logger)
-    progress.report(state, Settings(), record, logger, mock.Mock(spec=progress.Checkpoints), None)
+    logger = mock.MagicMock()
+    run = Run(Settings(), state, None, range(1), None, {}, None, mock.Mock(), logger, record)
+    run.report()
     ((metrics,), _) = logger.iteration.call_args
     assert metrics["tokens_per_s"] == 10_000 and metrics["mfu"] == pytest.approx(1e10 / 8e12)

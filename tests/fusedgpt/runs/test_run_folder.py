@@ -1,6 +1,8 @@
 """The folder of a run: the lock, earlier checkpoints, earlier runs."""
 
 import errno
+import functools
+import itertools
 import os
 import shutil
 import signal
@@ -15,6 +17,7 @@ from fusedgpt.errors import UserError
 from fusedgpt.machine.files import atomic, lock
 from fusedgpt.runs.run_folder import is_this_launch, load_best, load_latest, set_aside
 from tests.conftest import assert_same_bytes, rows, run, wait_for, weights
+from tests.kill_points import killed_before
 from tests.launch import ROOT
 
 
@@ -160,14 +163,6 @@ def test_a_run_that_fell_back_ends_as_if_nothing_had_been(folder, tmp_path, data
         assert_same_bytes(weights(folder, name), weights(tmp_path / "whole", name))
 
 
-def test_a_copy_that_the_user_made_is_never_deleted(folder, data):
-    for name in ("ckpt-10.pt", "ckpt-3.pt"):
-        shutil.copyfile(folder / "ckpt.pt", folder / name)
-    run(folder, data, max_iters=25, init_from="resume", keep_checkpoints=3)
-    there = {path.name: saved_in(path)["iter_num"] for path in folder.glob("ckpt-*.pt")}
-    assert there == {"ckpt-10.pt": 10, "ckpt-3.pt": 10, "ckpt-15.pt": 15, "ckpt-20.pt": 20}
-
-
 def test_the_fallback_is_the_latest_by_its_content_and_not_by_its_name(folder):
     os.rename(folder / "ckpt-5.pt", folder / "ckpt-7.pt")  # a copy that someone made
     later = saved_in(folder / "best.pt") | {"iter_num": 9}
@@ -200,56 +195,18 @@ def test_the_best_is_the_latest_if_a_kill_left_best_pt_behind(folder):
     assert load_best(folder)[0]["iter_num"] == 10
 
 
-def test_what_is_set_aside_is_whole_at_every_instant(folder, monkeypatch):
-    # a kill between the renames of single files used to lose a checkpoint
-    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
-    calls = []
+def test_a_kill_while_a_run_is_set_aside_leaves_one_that_resumes(folder, tmp_path):
+    def held(place):
+        return {path.name: path.read_bytes() for path in place.rglob("*") if path.is_file() and path.name != ".lock"}
 
-    def stopping(real, count):
-        def call(*args, **kwargs):
-            calls.append(args)
-            if len(calls) == count:
-                raise KeyboardInterrupt
-            return real(*args, **kwargs)
-
-        return call
-
-    for count in range(1, 100):
-        calls.clear()
-        with monkeypatch.context() as patch:
-            for name in ("link", "replace", "rename", "unlink", "rmdir"):
-                patch.setattr(os, name, stopping(getattr(os, name), count))
-            try:
-                set_aside(folder, print)
-                done = True
-            except KeyboardInterrupt:
-                done = False
-        places = [folder, *folder.glob("previous-*")]
-        held = [{path.name: path.read_bytes() for path in place.iterdir() if path.is_file()} for place in places]
-        assert any(files.items() <= each.items() for each in held), f"stopped at call {count}: {calls[-1]}"
-        if done:
+    for number in itertools.count():
+        copy = shutil.copytree(folder, tmp_path / str(number))
+        change = killed_before(number, functools.partial(set_aside, copy, print), copy)
+        assert held(copy) == held(folder), change
+        if change is None:
             break
-    assert len(calls) > 10 and not (folder / "ckpt.pt").exists()
-
-
-def test_what_a_relative_link_names_is_set_aside(folder, tmp_path):
-    # the link itself was moved: from previous-1 it named a file that is not there
-    (tmp_path / "store").mkdir()
-    for name in ("ckpt.pt", "metrics.jsonl", "tensorboard"):
-        if name == "tensorboard":
-            (folder / name).mkdir()
-            (folder / name / "events.out").write_text("curves")
-        (folder / name).rename(tmp_path / "store" / name)
-        (folder / name).symlink_to(f"../store/{name}")
-    before = (tmp_path / "store" / "ckpt.pt").read_bytes()
-    set_aside(folder, print)
-    aside = folder / "previous-1"
-    assert load_latest(aside)[0]["iter_num"] == 10 and len(rows(aside)) == 10
-    assert (aside / "tensorboard" / "events.out").read_text() == "curves"
-    with atomic(folder / "ckpt.pt") as file:
-        file.write(b"of the next run")
-    assert (aside / "ckpt.pt").read_bytes() == (tmp_path / "store" / "ckpt.pt").read_bytes() == before
-    assert not (folder / "tensorboard").exists() and not (folder / "metrics.jsonl").exists()
+        assert load_latest(copy)[0]["iter_num"] == 10, change
+    assert number > 5 and load_latest(copy / "previous-1")[0]["iter_num"] == 10
 
 
 def test_only_what_has_a_checkpoint_is_set_aside_under_the_next_number(folder, capsys):
