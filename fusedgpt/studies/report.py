@@ -256,28 +256,18 @@ def differences(results: Results) -> Any:
 
 def _page(results, sentences, figure):
     """study.html: one file that loads nothing."""
-    plan = results.design
-    runs = [(o.variant, o.seed, o.status, o.value, o.why) for o in results.outcomes]
-    made = [(name, value) for name, value in facts(results).items() if name != "variants"]
     parts = [f"<p class='lead'>{html.escape(headline(results))}.</p>"]
     if warnings := results.warnings():
         parts.append(f"<section class='card warning'><b>Before you believe it</b>{_list(warnings)}</section>")
     parts += [_list(sentences), f"<div class='scroll'>{_tabulated(cells(results), 'html')}</div>"]
     parts.append(f"<p class='muted'>{html.escape(method(results))}</p>")
     if figure:
-        parts.append(f"<figure><img src='data:image/png;base64,{base64.b64encode(figure).decode()}'></figure>")
-    parts.append("<p class='muted'>Each run has a page: runs/VARIANT/seed-N/report.html</p>")
-    parts += [_details("How it was made", made), _details("All runs", runs)]
-    title = f"A study of {', '.join(plan.varied) or plan.baseline}"
+        data = base64.b64encode(figure).decode()
+        parts.append(f"<figure><img alt='differences' src='data:image/png;base64,{data}'></figure>")
+    parts.append("<p class='muted'>How it was made: verdict.json. Each run: runs/VARIANT/seed-N/report.html</p>")
+    title = f"A study of {', '.join(results.design.varied) or results.design.baseline}"
     return fill(title, f"<div class='study'>{''.join(parts)}</div>")
 
 
 def _list(texts):
     return f"<ul>{''.join(f'<li>{html.escape(each)}.</li>' for each in texts)}</ul>"
-
-
-def _details(title, table):
-    from tabulate import tabulate
-
-    texts = [[str(each) for each in row] for row in table]
-    return f"<details><summary>{title}</summary>{tabulate(texts, tablefmt='html', disable_numparse=True)}</details>"
