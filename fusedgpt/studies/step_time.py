@@ -17,7 +17,6 @@ from fusedgpt.studies.design import Design
 
 SECONDS = 10.0  # of turns of a variant with the baseline
 TURN = 0.3  # seconds; longer if that is less than two steps
-PRECISION = 0.01  # laps end as soon as the ratio is known to this share
 FEWEST, WARM_UP = 10, 5  # laps, and steps before the first
 FOREVER = 10**9
 # a training that only makes steps, and is killed
@@ -68,13 +67,10 @@ def _optional(plan, say):
 
 def _laps(contenders):
     laps, end = turns.Laps(contenders), time.monotonic() + SECONDS
-    first, last = next(iter(contenders)), list(contenders)[-1]
     while len(laps.ms) < FEWEST or time.monotonic() < end:
         laps.run(TURN)
         if laps.failed:
             raise next(iter(laps.failed.values()))
-        if len(contenders) > 1 and len(laps.ms) >= FEWEST and turns.ratio(laps.ms, first, last).precision < PRECISION:
-            break
     return laps
 
 
