@@ -37,11 +37,11 @@ from tqdm import tqdm
 
 from fusedgpt.data import dataset
 from fusedgpt.data.tokenizer import Tokenizer
-from fusedgpt.home import ROOT, SCRIPTS, as_called
+from fusedgpt.home import ROOT, SCRIPTS
 from fusedgpt.machine import files
-from fusedgpt.studies import design, outcomes, report, runner, search, space, step_time, versions, words
+from fusedgpt.studies import design, outcomes, report, runner, search, step_time, versions
 from fusedgpt.studies.design import Design
-from fusedgpt.studies.runner import Roots, Runner, Stopped, order
+from fusedgpt.studies.runner import Roots, Runner, order
 
 WORKING_TREE = "working tree"
 
@@ -52,7 +52,7 @@ def main(args: list[str]) -> None:
     request = command.read(args, __doc__)
     s, folder = request.study, pathlib.Path(request.study.study_dir)
     if s.search:
-        request = space.prepared(request)
+        request = search.prepared(request)
     files_and_flags = itertools.chain(*separate(args))
     new, roots = plan_of(request, search.without_password(shlex.join(["python", "study.py", *files_and_flags])))
     deadline = began + 60 * (s.max_minutes or math.inf)
@@ -89,8 +89,8 @@ def plan_of(request: command.Request, line: str) -> tuple[Design, Roots]:
         request = dataclasses.replace(request, shared=own, variants={name: {}, WORKING_TREE: {}})
     shared = dataclasses.asdict(request.shared)
     runs = [shared | changes for changes in request.variants.values()]
-    if s.search and "attention" in (axes := space.parse(s.search, request.shared)):
-        runs += [shared | {"attention": kernel} for kernel in axes["attention"].values]
+    if s.search and "attention" in (axes := search.space_of(s.search, request.shared)):
+        runs += [shared | {"attention": kernel} for kernel in axes["attention"].choices]
     if s.metric == "bits_per_byte":
         for name in {run["dataset"] for run in runs}:
             Tokenizer(dataset.read_meta(dataset.find_folder(ROOT, name))).byte_lengths()  # raises if it has none
@@ -115,8 +115,6 @@ def outlook(plan: Design, folder: pathlib.Path, trials: int | None) -> str:
     if trials:
         kinds, many = f"{trials} trials", trials * len(plan.seeds)
     said = f"{kinds} × {len(plan.seeds)} seeds: {many} runs are left"
-    if plan.minutes:
-        return f"{said}, of {plan.minutes:g} minutes of steps each"
     return f"{said}. What one takes, train.py --dry_run=True says"
 
 
@@ -124,11 +122,9 @@ def time_steps(plan: Design, roots: Roots, folder: pathlib.Path) -> None:
     """Time a step of each variant in turns, once, and say how many iterations fit into --minutes."""
     missing = [name for name in plan.variants if name not in plan.times]
     if missing and (len(plan.variants) > 1 or plan.minutes):
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which ends the processes that take turns
-        try:
-            plan.times |= step_time.measure(plan, missing, roots, folder, tqdm.write)
-        finally:
-            signal.signal(signal.SIGINT, before)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # which ends the processes that take turns
+        plan.times |= step_time.measure(plan, missing, roots, folder, tqdm.write)
         plan.save(folder)
     for name in plan.variants:
         if steps := plan.iterations(name):
@@ -164,7 +160,7 @@ def conclude(folder: pathlib.Path, fail_unless: str | None = None) -> None:
         results = outcomes.read(folder)
         if not any(o.row for o in results.outcomes):
             raise UserError(f"no run of the study in {folder} has ended, or outcomes.jsonl is gone: nothing to report")
-        said = search.sentences(results) if results.design.kind == "search" else words.sentences(results)
+        said = search.sentences(results) if results.design.kind == "search" else report.sentences(results)
         paths = report.write(results, said)
     print(report.markdown(results), "", *results.warnings(), *said, sep="\n")
     print(f"wrote {paths[-1]}, and tables and figures beside it")
@@ -175,14 +171,8 @@ def conclude(folder: pathlib.Path, fail_unless: str | None = None) -> None:
 if __name__ == "__main__":
     with one_sentence():
         if sys.argv[1:2] == ["report"]:
-            if {"-h", "--help"} & set(sys.argv):
-                sys.exit(print(as_called(__doc__)))
-            if len(sys.argv) != 3:
+            if len(sys.argv) != 3 or sys.argv[2].startswith("-"):
                 raise UserError("name the folder of a study: python study.py report FOLDER")
             conclude(pathlib.Path(sys.argv[2]))
         else:
-            try:
-                main(sys.argv[1:])
-            except Stopped as stopped:
-                print("stopped: the runs have saved. Give the same command to go on", file=sys.stderr)
-                sys.exit(128 + stopped.args[0])
+            main(sys.argv[1:])

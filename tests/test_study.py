@@ -6,9 +6,8 @@ import shutil
 
 import pytest
 
-from fusedgpt.errors import UserError
 from fusedgpt.runs.metrics import Run, record_of
-from fusedgpt.studies import command, design, outcomes, space
+from fusedgpt.studies import command, outcomes, search
 from study import plan_of
 from tests.conftest import TINY, assert_same_bytes, weights
 from tests.fusedgpt.studies import fakes
@@ -73,6 +72,7 @@ def test_a_run_of_a_study_is_the_run_that_its_settings_make(done, tmp_path):
 def test_the_same_command_again_makes_no_run_and_other_settings_are_refused(done, data):
     folder, _ = done
     before = (folder / "outcomes.jsonl").read_bytes()
+    assert "2 variants × 3 seeds: 0 runs are left" in study(folder, data, *RATES, "--dry_run=True").stdout
     study(folder, data, *RATES)
     assert (folder / "outcomes.jsonl").read_bytes() == before
     said = study(folder, data, *RATES, "--weight_decay=0.3", check=False)
@@ -80,36 +80,12 @@ def test_the_same_command_again_makes_no_run_and_other_settings_are_refused(done
     assert said.returncode == 1
 
 
-@pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_report_answers_help(flag):
-    # --help/study.json does not exist
-    assert "python study.py report out-study" in script("study.py", "report", flag).stdout
-
-
-def test_an_own_kernel_and_weights_to_begin_with_must_stay_the_same(tmp_path, data):
-    # between two calls they could be exchanged, and the verdict compared the old with the new
+def test_kernels_that_a_search_may_choose_must_stay_the_same(tmp_path, data):
     pytest.importorskip("tyro")
-    kernel, model = tmp_path / "mine.py", tmp_path / "model"
-    model.mkdir()
-    for path, content in {kernel: "a kernel", model / "config.json": "{}", model / "model.safetensors": "w"}.items():
-        path.write_text(content)
-
-    def plan(*flags):
-        flags = (f"--dataset={data}", f"--init_from={model}", f"--study_dir={tmp_path}", *flags)
-        request = command.read(list(flags), "")
-        return plan_of(space.prepared(request) if request.study.search else request, "")[0]
-
-    for flag in (f"--attention=manual,{kernel}:attend", f"--search=attention=manual|{kernel}:attend"):
-        plan(flag).save(tmp_path)
-        (tmp_path / "outcomes.jsonl").write_text("{}\n")
-        assert design.continued(plan(flag), tmp_path) == plan(flag)
-        for path in (kernel, model / "model.safetensors"):
-            content = path.read_text()
-            path.write_text("something else")
-            with pytest.raises(UserError, match=f"{kernel if path == kernel else model} changed since the study in"):
-                design.continued(plan(flag), tmp_path)
-            path.write_text(content)
-        (tmp_path / "outcomes.jsonl").unlink()
+    kernel = tmp_path / "mine.py"
+    kernel.write_text("a kernel")
+    request = command.read([f"--dataset={data}", f"--search=attention=manual|{kernel}:attend"], "")
+    assert str(kernel) in plan_of(search.prepared(request), "")[0].data
 
 
 def test_a_study_takes_turns_in_planned_looks_and_ends_when_it_is_decided(tmp_path, data):
@@ -159,12 +135,6 @@ def test_a_study_whose_runs_are_processes_has_the_same_losses(done, tmp_path, da
     assert outcomes.read(tmp_path / "study").values() == {name: {1: values[1]} for name, values in here.items()}
 
 
-def test_a_dry_run_says_what_a_study_takes_and_writes_nothing(tmp_path, data):
-    said = study(tmp_path / "study", data, "--learning_rate=1e-2,1e-3", "--seed=1..5", "--dry_run=True").stdout
-    assert "2 variants × 5 seeds: 10 runs are left" in said
-    assert not (tmp_path / "study").exists()
-
-
 def test_bad_input_ends_in_one_sentence(tmp_path, data):
     folder, its = f"--study_dir={tmp_path / 'study'}", f"--dataset={data}"
     for args, said in [
@@ -172,7 +142,7 @@ def test_bad_input_ends_in_one_sentence(tmp_path, data):
         ((folder, "--dataset=nowhere", "--seed=1,2"), "dataset='nowhere' is no folder"),
         ((folder, its, "--against=no-such-ref"), "against='no-such-ref' is no commit of "),
         ((folder, its, "--against=HEAD", "--seed=1", "--n_layer=1,2"), "leave the settings the same"),
-        (("report",), "name the folder of a study"),
+        (("report", "--help"), "name the folder of a study"),
         (("report", tmp_path), "study.json does not exist"),
     ]:
         assert said in fails("study.py", *args)

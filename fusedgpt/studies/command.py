@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import functools
-import hashlib
 import itertools
 import math
 import operator
@@ -17,7 +16,6 @@ from fusedgpt.errors import UserError, shown
 from fusedgpt.settings import Settings, require_learning, validate
 
 RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
-LONGEST_NAME = 120  # bytes of a variant's name, which is a folder's name too
 # settings of train.py that a study sets itself, each with the reason
 SET_BY_THE_STUDY = {
     "out_dir": "each run has a folder of its own in --study_dir",
@@ -27,6 +25,7 @@ SET_BY_THE_STUDY = {
 # settings that take one value for the whole study: they change what a run keeps and says, not what it learns
 SHARED = ("dry_run", "profile", "log_interval", "keep_checkpoints", "always_save_checkpoint", "sample_interval")
 SHARED += ("sample_prompts", "tensorboard_log", "wandb_log", "wandb_project", "wandb_run_name", "backend", "timeout")
+SHARED += ("minutes",)
 
 
 @dataclasses.dataclass
@@ -99,7 +98,7 @@ def read(args: list[str], description: str) -> Request:
     variants = {}
     for names in itertools.product(*axes):
         changes = [axis[name] for axis, name in zip(axes, names)]
-        variants[shortened(",".join(names)) or "config"] = functools.reduce(operator.or_, changes, {})
+        variants[",".join(names) or "config"] = functools.reduce(operator.or_, changes, {})
     varied = {name: both[name] for changes in variants.values() for name in changes}
     # variants of a file may set different settings: each keeps the shared value of what only others set
     request = Request(study, shared, {name: varied | changes for name, changes in variants.items()}, seeds)
@@ -131,10 +130,8 @@ def completed(request: Request, changes: dict[str, Any]) -> dict[str, Any]:
 
 def looks_of(text: str, seeds: int) -> list[int]:
     """The numbers of seeds after which a verdict is made, as --looks has them; the last is all. Raises UserError."""
-    if not re.fullmatch(r"(\d+(,\d+)*)?", text):
-        raise UserError(f"looks={text!r} must be numbers of seeds, as in --looks=5,10")
-    looks = [int(each) for each in text.split(",") if each]
-    if any(not 2 <= look <= seeds for look in looks):
+    looks = [int(each) for each in text.split(",") if each.isdecimal()]
+    if not re.fullmatch(r"[\d,]*", text) or any(not 2 <= look <= seeds for look in looks):
         raise UserError(f"looks={text!r} must be numbers of seeds from 2 to {seeds}, as in --looks=5,10")
     return sorted({*looks, seeds})
 
@@ -191,28 +188,19 @@ def _named(file, shared):
         require_may_vary(setting)
         if setting == "seed" or value_of(setting, str(value), shared) != value:
             raise UserError(f"{file}: {setting}={shown(value)} cannot vary, or is not of the right type")
-    named = {safe(str(name)): changes for name, changes in variants.items()}
-    if len(named) < len(variants):
-        raise UserError(f"{file}: two variants would have one folder: letters, digits and . = + - _ tell names apart")
-    return named
+    if unsafe := [name for name in variants if safe(str(name)) != name]:
+        raise UserError(f"{file}: {shown(unsafe[0])} cannot name a folder: take letters, digits, spaces and ,.=+-_")
+    return variants
 
 
 def name_of(changes: dict[str, Any]) -> str:
     """A readable name for settings, which a folder can have: 'learning_rate=0.004'."""
-    return shortened(safe("+".join(f"{name}={value}" for name, value in changes.items())))
+    return safe("+".join(f"{name}={value}" for name, value in changes.items()))
 
 
 def safe(name: str) -> str:
     """`name` as a folder can have it."""
     return re.sub(r"[^\w.=+, -]", "-", name).strip(".- ") or "variant"
-
-
-def shortened(name: str) -> str:
-    """`name`, or if it is too long for a folder, its beginning and a digest: no other name becomes the same."""
-    raw = name.encode()
-    if len(raw) <= LONGEST_NAME:
-        return name
-    return f"{raw[: LONGEST_NAME - 9].decode(errors='ignore')}-{hashlib.sha256(raw).hexdigest()[:8]}"
 
 
 def _require_once(names):
@@ -258,8 +246,6 @@ def _check_budget(request):
     one, minutes, tokens = request.shared, request.shared.minutes, s.tokens
     if tokens and minutes:
         raise UserError("--tokens and --minutes both set the number of iterations: give one of the two")
-    if "minutes" in varied:
-        raise UserError("minutes cannot vary: it gives all variants equal time")
     if (tokens or minutes) and (taken := varied & {"max_iters", "lr_decay_iters"}):
         raise UserError(f"--tokens and --minutes set {', '.join(sorted(taken))} of each run, so it cannot vary")
     if s.search and minutes:

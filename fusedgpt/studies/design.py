@@ -12,7 +12,6 @@ from fusedgpt.errors import UserError, shown
 from fusedgpt.machine.files import atomic
 from fusedgpt.studies.command import Request, looks_of
 
-FORMAT = 2
 # settings of a run that are named differently in each run, or that only say how it starts
 OF_A_RUN = ("out_dir", "init_from", "seed", "wandb_run_name")
 SETTLED = ("attention", "dtype", "compile")  # `auto` settles these once, for all runs
@@ -45,7 +44,6 @@ class Design:
     changes: list[str] = dataclasses.field(default_factory=list)  # of the plan, after the first run
     diff: str | None = None  # SHA-256 of working-tree.diff
     space: str | None = None  # of a search, as --search has it; each line of outcomes.jsonl then has its settings
-    format: int = FORMAT
 
     def save(self, folder: pathlib.Path) -> None:
         """Write study.json. Raises UserError if the disk refuses."""
@@ -99,10 +97,7 @@ def load(folder: pathlib.Path) -> Design | None:
     if not path.exists():
         return None
     with whole(folder):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if found["format"] != FORMAT:
-            raise UserError(f"{path} has format {found['format']}, not {FORMAT}: name another folder with --study_dir")
-        return Design(**found)
+        return Design(**json.loads(path.read_text(encoding="utf-8")))
 
 
 @contextlib.contextmanager
@@ -114,7 +109,8 @@ def whole(folder: pathlib.Path) -> Iterator[None]:
         raise
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise UserError(
-            f"study.json or outcomes.jsonl in {folder} is damaged: {error!r}. Take a whole copy, or another --study_dir"
+            f"study.json or outcomes.jsonl in {folder} is damaged, or another version's: {error!r}."
+            " Take a whole copy, or another --study_dir"
         ) from error
 
 
@@ -164,12 +160,6 @@ def has_begun(folder: pathlib.Path) -> bool:
     return (ended.exists() and ended.stat().st_size > 0) or any(folder.glob("runs/*/*/metrics.jsonl"))
 
 
-def _windows(plan):
-    """The windows of an evaluation, the same for all variants."""
-    one = plan.settings | next(iter(plan.variants.values()))
-    return one["eval_iters"] * one["batch_size"]
-
-
 def require_same(earlier: Design, new: Design, fixed: tuple[str, ...], place: str) -> None:
     """Raise UserError if the study in `place` differs from `new` in a field of `fixed`, settings, code or data."""
     pairs = {name: (getattr(earlier, name), getattr(new, name)) for name in fixed}
@@ -178,7 +168,6 @@ def require_same(earlier: Design, new: Design, fixed: tuple[str, ...], place: st
         pairs[name] = earlier.settings.get(name), new.settings.get(name)
     for name, changes in new.variants.items():
         pairs[f"the variant {name}"] = earlier.variants.get(name, changes), changes
-    pairs["windows of an evaluation"] = _windows(earlier), _windows(new)
     for name, (was, now) in pairs.items():
         if was != now:
             but = f"{name} was {shown(was)}, and is {shown(now)} now"

@@ -18,7 +18,6 @@ from fusedgpt.studies.verdict import Comparison
 OVER = ("finished", "diverged")  # a run that failed is tried again by the next call
 WITHOUT = ("diverged", "did not reach the loss", "failed")  # how a run may be over without a value
 EVALS = ("iter", "tokens", "val_loss", "val_bits_per_byte")
-WARM_UP = 5  # first steps that the time of a step leaves out: they still fill caches
 SEEN = ("dtype", "compile", "attention", "world_size")  # in run.json, what ran
 MACHINE = ("device", "torch", "python", "threads", "commit")  # in run.json's environment
 UNEQUAL = 0.05  # a share by which times may differ that should be equal
@@ -34,10 +33,6 @@ class Outcome:
     why: str  # the reason, in a sentence, unless it finished
     value: float  # of the study's metric; NaN if there is none
     row: dict[str, Any]  # its line in outcomes.jsonl; {} if it is missing
-
-    def evals(self, name: str) -> np.ndarray:
-        """A column of EVALS; NaN where a value was not finite."""
-        return _floats(self.row, name)
 
 
 @dataclasses.dataclass
@@ -92,17 +87,13 @@ class Results:
         return verdict.compare(pairs, largest, looks=tuple(plan.looks), **how)
 
     def ms(self, variant: str) -> float:
-        """Milliseconds of a step: in turns or, if there were none, the median of its runs; NaN if neither is known."""
-        in_turns = self.design.times.get(variant)
-        return in_turns["ms"] if in_turns else float(np.median(self._known(variant, "ms") or [math.nan]))
+        """Milliseconds of a step, in turns; NaN if there were none."""
+        return self.design.times.get(variant, {}).get("ms", math.nan)
 
     def seconds(self, variant: str) -> float:
         """Seconds of the training steps of a run, on average over its runs; NaN if no run ended."""
-        return float(np.mean(self._known(variant, "seconds") or [math.nan]))
-
-    def _known(self, variant, name):
-        found = [number(o.row.get(name)) for o in self.outcomes if o.variant == variant]
-        return [value for value in found if math.isfinite(value)]
+        known = [o.row["seconds"] for o in self.outcomes if o.variant == variant and "seconds" in o.row]
+        return float(np.mean(known or [math.nan]))
 
     def warnings(self) -> list[str]:
         """What a reader of the verdict has to know beside it, in sentences."""
@@ -136,7 +127,7 @@ class Results:
         first = {o.seed: set() for o in self.outcomes if self.design.kind == "against"}
         for o in self.outcomes:
             if o.seed in first:
-                first[o.seed].update(o.evals("val_loss")[:1])
+                first[o.seed].update(_floats(o.row, "val_loss")[:1])
         return [
             f"the two versions differ before their first step (seed {seed}), so their runs are no pairs"
             for seed, losses in first.items()
@@ -172,10 +163,8 @@ def row_of(out_dir: pathlib.Path) -> dict[str, Any]:
     evals = {"iter": iters, "tokens": tokens} | {name: run.eval[name] for name in EVALS[2:]}
     ran = {name: run.record.get(name) for name in SEEN}
     ran |= {name: section(run.record, "environment").get(name) for name in MACHINE}
-    late = ms[WARM_UP:] if len(ms) > WARM_UP else ms
     return {
         "iterations": len(ms),
-        "ms": float(np.nanmedian(late)) if np.isfinite(late).any() else None,
         "seconds": float(np.nansum(ms)) / 1e3,
         "evals": {name: each.tolist() for name, each in evals.items()},
         "ran": ran,

@@ -1,5 +1,7 @@
-"""The report of a study, from study.json and outcomes.jsonl alone: verdict, table, figures and a page."""
+"""The report of a study, from study.json and outcomes.jsonl alone: verdict, table, figure and a page."""
 
+import base64
+import collections
 import csv
 import dataclasses
 import html
@@ -7,17 +9,36 @@ import io
 import json
 import math
 import pathlib
+import textwrap
 from typing import Any
 
 import numpy as np
 
 from fusedgpt.machine.files import atomic, json_line
+from fusedgpt.runs import style
 from fusedgpt.runs.pages import fill
-from fusedgpt.settings import Settings
-from fusedgpt.studies import figures, words
+from fusedgpt.runs.style import COLOURS, DPI, WIDTH, plain
+from fusedgpt.studies.design import Design
 from fusedgpt.studies.outcomes import Results
+from fusedgpt.studies.verdict import METHOD
 
+WHAT = {
+    "val_loss": "validation loss",
+    "bits_per_byte": "validation bits per byte",
+    "tokens_to_loss": "tokens to a loss of {loss:g}",
+}
+SIZES = {
+    "equivalent": "; surely less than --matters={:g}",
+    "no worse": "; surely not worse by --matters={:g}",
+    "matters": "; surely more than --matters={:g}",
+    "": "",
+}
 HEAD = ("variant", "n", "mean", "sd", "ms a step", "seconds", "difference", "95 % interval", "p", "verdict")
+STYLE = {"font.size": 8.5, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
+STYLE |= {"grid.alpha": 0.3, "pdf.fonttype": 42}  # TrueType: conferences refuse matplotlib's default, Type 3
+UNDATED = {"png": None, "pdf": {"CreationDate": None}}
+WORDS = {"better": (COLOURS[6], "o"), "worse": (COLOURS[4], "X")}  # colour and mark of a verdict; otherwise grey
+NO_WORD = ("0.45", "s")
 
 
 def write(results: Results, sentences: list[str]) -> list[pathlib.Path]:
@@ -25,12 +46,8 @@ def write(results: Results, sentences: list[str]) -> list[pathlib.Path]:
 
     While runs are missing, it is a report of those that have ended. Raises UserError if the disk refuses.
     """
-    below = [words.method(results), *(f"Note: {each}." for each in results.warnings())]
-    drawn = dict(figures.draw(results))
-    content = {}
-    for name, figure in drawn.items():
-        content |= {f"{name}.{form}": figures.saved(figure, form) for form in ("png", "pdf")}
-    verdict = words.facts(results) | {"comparisons": [dataclasses.asdict(each) for each in results.comparisons]}
+    below = [method(results), *(f"Note: {each}." for each in results.warnings())]
+    verdict = facts(results) | {"comparisons": [dataclasses.asdict(each) for each in results.comparisons]}
     verdict = json_line(verdict | {"sentences": sentences, "warnings": results.warnings()})  # null for NaN
     head = ["% needs \\usepackage{booktabs}", *(f"% {line}" for line in below)]
     texts = {
@@ -39,12 +56,112 @@ def write(results: Results, sentences: list[str]) -> list[pathlib.Path]:
         "table.md": "\n\n".join([markdown(results), *below]) + "\n",
         "table.tex": "\n".join([*head, _tabulated(cells(results), "latex_booktabs"), ""]),
     }
-    content |= {name: text.encode() for name, text in texts.items()}
-    content["study.html"] = _page(results, sentences, drawn)
+    content = images(results) | {name: text.encode() for name, text in texts.items()}
+    content["study.html"] = _page(results, sentences, content.get("differences.png"))
     for name, each in content.items():
         with atomic(results.folder / name) as file:
             file.write(each)
     return [results.folder / name for name in content]
+
+
+def what(plan: Design) -> str:
+    """What the values of a study are."""
+    return WHAT[plan.metric].format(loss=plan.target_loss)
+
+
+def number(value: float, digits: int = 3, sign: str = "-") -> str:
+    """A number with so many digits, or all of its whole part; empty for NaN. sign: '+' for a difference."""
+    if math.isnan(value):
+        return ""
+    return f"{value:{sign},.0f}" if abs(value) >= 1000 else f"{value:{sign}.{digits}g}"
+
+
+def interval(low: float, high: float) -> str:
+    """'-0.06 to -0.04'; empty for NaN."""
+    return "" if math.isnan(low) else f"{number(low, 3, '+')} to {number(high, 3, '+')}"
+
+
+def word(c: Any) -> str:
+    """The verdict of a Comparison, in a few words."""
+    said = f"{c.word}, {c.size}".removesuffix(", ")
+    return said if c.planned or not c.tested else f"exploratory: {said}"
+
+
+def times_as_long(results: Results, variant: str) -> str:
+    """How many times the baseline's time of a step a variant's is, with its interval; empty if it was not measured."""
+    found, of_base = (results.design.times.get(name, {}) for name in (variant, results.design.baseline))
+    if "times" not in found or "times" in of_base:  # the turns had another baseline
+        return ""
+    return f"{found['times']:.3g} times ({found['low']:.3g} to {found['high']:.3g})"
+
+
+def method(results: Results) -> str:
+    """How the verdict was made, in three sentences."""
+    looks = ", ".join(map(str, results.design.looks))
+    return METHOD.format(baseline=results.design.baseline, looks=looks)
+
+
+def sentences(results: Results) -> list[str]:
+    """The verdict on each variant, in words."""
+    return [_sentence(results, each) if each.tested else _untested(results, each) for each in results.comparisons]
+
+
+def _untested(results, c):
+    plan = results.design
+    until = next((look for look in plan.looks if look > results.counted), plan.looks[-1])
+    why = f"runs of the first {until} seeds are missing"
+    if len(plan.seeds) == 1:
+        why = "one seed decides nothing"
+    for name in (c.variant, plan.baseline):
+        for how, n in results.without(name).items():
+            why = f"{name} {how} with {n} of {len(plan.seeds)} seeds"
+    return f"no verdict on {c.variant}: {why}"
+
+
+def _sentence(results, c):
+    plan = results.design
+    text = f"{c.variant} is {c.word} than {plan.baseline}"
+    if c.word == "no difference found":
+        text = f"no difference found between {c.variant} and {plan.baseline}"
+    spread = interval(c.low, c.high) or "unknown, all pairs are alike"
+    text += f": {plan.metric} {number(c.mean, 3, '+')} (95 % interval {spread}, {c.n} seeds, p {probability(c.p)})"
+    text += SIZES[c.size].format(plan.matters)
+    if longer := times_as_long(results, c.variant):
+        text += f"; a step takes {longer} as long"
+    if c.found and c.word == "no difference found":
+        text += f"; {c.n} seeds find {number(c.found[0])} to {number(c.found[1])} in 80 % of studies"
+    if c.needed:
+        text += f"; to find half of this difference takes {c.needed[0]:,} to {c.needed[1]:,} seeds"
+    return text if c.planned else f"exploratory, because it was not planned: {text}"
+
+
+def probability(p: float) -> str:
+    """'= 0.031' or '< 0.0001'; empty for NaN."""
+    if math.isnan(p):
+        return ""
+    return f"= {p:.3g}" if p >= 1e-4 else "< 0.0001"
+
+
+def headline(results: Results) -> str:
+    """What the study found, in a few words."""
+    plan, planned = results.design, [c for c in results.comparisons if c.planned]
+    if plan.kind == "search":
+        return f"A search of {len(plan.variants)} variants"
+    if better := sorted((c for c in planned if c.word == "better"), key=lambda c: c.mean):
+        return f"{better[0].variant} is better than {plan.baseline} by {number(-better[0].mean)} ({what(plan)})"
+    found = collections.Counter(c.word for c in planned)
+    return f"Beside {plan.baseline}: {', '.join(f'{n} {word}' for word, n in found.items()) or 'no verdict'}"
+
+
+def facts(results: Results) -> dict[str, Any]:
+    """How the study was made: {what: value}, for verdict.json and the page."""
+    ran = {}
+    for each in results.outcomes:
+        for name, value in each.row.get("ran", {}).items():
+            if value not in ran.setdefault(name, []):
+                ran[name].append(value)
+    made = {"method": method(results), "level": "5 %", "seeds that count": results.counted}
+    return dataclasses.asdict(results.design) | made | ran
 
 
 def rows(results: Results) -> list[dict[str, Any]]:
@@ -58,7 +175,7 @@ def rows(results: Results) -> list[dict[str, Any]]:
         found[name] |= {"ms": results.ms(name), "seconds": results.seconds(name)}
         found[name] |= dict.fromkeys(("difference", "low", "high", "p"), math.nan) | {"verdict": "baseline"}
     for c in results.comparisons:
-        found[c.variant] |= {"difference": c.mean, "low": c.low, "high": c.high, "p": c.p, "verdict": words.word(c)}
+        found[c.variant] |= {"difference": c.mean, "low": c.low, "high": c.high, "p": c.p, "verdict": word(c)}
     return list(found.values())
 
 
@@ -74,12 +191,12 @@ def cells(results: Results) -> list[list[str]]:
     """The texts of the table, a list for each row, under HEAD."""
     found = []
     for row in rows(results):
-        ms, longer = words.number(row["ms"], 4), words.times_as_long(results, row["variant"])
-        numbers = [str(row["n"]), words.number(row["mean"], 5), words.number(row["sd"], 2)]
-        numbers += [f"{ms}, {longer}".removesuffix(", "), words.number(row["seconds"], 4)]
-        p = words.probability(row["p"]).removeprefix("= ")
-        found.append([row["variant"], *numbers, words.number(row["difference"], 3, "+")])
-        found[-1] += [words.interval(row["low"], row["high"]), p, row["verdict"]]
+        ms, longer = number(row["ms"], 4), times_as_long(results, row["variant"])
+        numbers = [str(row["n"]), number(row["mean"], 5), number(row["sd"], 2)]
+        numbers += [f"{ms}, {longer}".removesuffix(", "), number(row["seconds"], 4)]
+        p = probability(row["p"]).removeprefix("= ")
+        found.append([row["variant"], *numbers, number(row["difference"], 3, "+")])
+        found[-1] += [interval(row["low"], row["high"]), p, row["verdict"]]
     return found
 
 
@@ -96,31 +213,61 @@ def markdown(results: Results) -> str:
     return _tabulated(texts, "github")
 
 
-def _page(results, sentences, drawn):
+def images(results: Results) -> dict[str, bytes]:
+    """{name of a file: what it holds} of the figure, with the same bytes each time; empty before there is a verdict."""
+    from matplotlib import rc_context
+
+    found = {}
+    if any(c.tested for c in results.comparisons):
+        with rc_context(STYLE):
+            figure = differences(results)
+            for form, metadata in UNDATED.items():
+                file = io.BytesIO()
+                figure.savefig(file, format=form, dpi=DPI, metadata=metadata)
+                found[f"differences.{form}"] = file.getvalue()
+    return found
+
+
+def differences(results: Results) -> Any:
+    """The difference of each variant to the baseline, with its interval, in the order of the design."""
+    from matplotlib.figure import Figure
+
+    plan, found = results.design, [c for c in results.comparisons if c.n]
+    subject = f"difference in {what(plan)} to {plan.baseline}, over pairs of equal seeds; 95 % intervals"
+    figure = Figure(figsize=(WIDTH, 0.5 + 0.24 * len(found)), layout="constrained")
+    style.title(figure, headline(results), [subject, *(f"Note: {each}" for each in results.warnings()[:3])])
+    axes = figure.subplots()
+    for row, each in enumerate(found):
+        color, mark = WORDS.get(each.word, NO_WORD) if each.planned else NO_WORD
+        if not math.isnan(each.low):
+            axes.plot([each.low, each.high], [row, row], color=color, linewidth=2.2, solid_capstyle="butt")
+        axes.plot([each.mean], [row], color=color, marker=mark, markersize=5)
+        said = f"{number(each.mean, 3, '+')}  {word(each)}".replace("-", "−")
+        axes.annotate(said, (1.02, row), xycoords=("axes fraction", "data"), va="center", color=color, fontsize=8)
+    axes.axvline(0, color="0.3", linewidth=0.9)
+    axes.set(ylim=(len(found) - 0.5, -0.5), xlabel=f"difference in {what(plan)}: left is better")
+    names = [textwrap.wrap(each.variant, 26, max_lines=2, placeholder="…") for each in found]
+    axes.set_yticks(range(len(found)), [plain("\n".join(lines)) for lines in names], fontsize=8)
+    axes.locator_params(axis="x", nbins=5)  # numbers of tokens are long
+    axes.tick_params(axis="y", length=0)
+    axes.grid(True, axis="x")
+    return figure
+
+
+def _page(results, sentences, figure):
     """study.html: one file that loads nothing."""
-    plan, defaults = results.design, dataclasses.asdict(Settings())
-    changed = [(n, v) for n, v in plan.settings.items() if n not in defaults or v != defaults[n]]
-    runs = [(o.variant, o.seed, o.status, o.value, o.why) for o in results.outcomes]
-    made = [(name, value) for name, value in words.facts(results).items() if name not in ("settings", "variants")]
-    parts = [f"<p class='lead'>{html.escape(words.headline(results))}.</p>"]
+    parts = [f"<p class='lead'>{html.escape(headline(results))}.</p>"]
     if warnings := results.warnings():
         parts.append(f"<section class='card warning'><b>Before you believe it</b>{_list(warnings)}</section>")
     parts += [_list(sentences), f"<div class='scroll'>{_tabulated(cells(results), 'html')}</div>"]
-    parts.append(f"<p class='muted'>{html.escape(words.method(results))}</p>")
-    parts += [f"<figure>{figures.svg(figure)}</figure>" for figure in drawn.values()]
-    parts.append("<p class='muted'>Each run has a page: runs/VARIANT/seed-N/report.html</p>")
-    parts += [_details("How it was made", made), _details("Settings of all runs that are not the default", changed)]
-    parts.append(_details("All runs", runs))
-    title = f"A study of {', '.join(plan.varied) or plan.baseline}"
+    parts.append(f"<p class='muted'>{html.escape(method(results))}</p>")
+    if figure:
+        data = base64.b64encode(figure).decode()
+        parts.append(f"<figure><img alt='differences' src='data:image/png;base64,{data}'></figure>")
+    parts.append("<p class='muted'>How it was made: verdict.json. Each run: runs/VARIANT/seed-N/report.html</p>")
+    title = f"A study of {', '.join(results.design.varied) or results.design.baseline}"
     return fill(title, f"<div class='study'>{''.join(parts)}</div>")
 
 
 def _list(texts):
     return f"<ul>{''.join(f'<li>{html.escape(each)}.</li>' for each in texts)}</ul>"
-
-
-def _details(title, table):
-    from tabulate import tabulate
-
-    texts = [[str(each) for each in row] for row in table]
-    return f"<details><summary>{title}</summary>{tabulate(texts, tablefmt='html', disable_numparse=True)}</details>"

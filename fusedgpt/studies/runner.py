@@ -21,27 +21,24 @@ from fusedgpt.runs.metrics import read_metrics, record_of
 from fusedgpt.settings import Settings
 from fusedgpt.studies import outcomes
 from fusedgpt.studies.design import SETTLED, Design, require_unchanged
-from fusedgpt.studies.versions import data, digest, environment
+from fusedgpt.studies.versions import data, digest
 
 POLL_S = 0.05  # seconds between looks at the running processes
-FRUITLESS = 3  # times that a run may be killed without a step before it counts as failed
-IN_USE_S = 5  # seconds until a run is tried again whose folder the run of a killed study still holds
 # sentences with which train.py ends, as far as a study acts on them
 DIVERGED = re.compile(r"no finite gradient|has diverged|weights are not finite")
 OUT_OF_ROOM = re.compile(r"cannot write|No space left|disk is full|File too large")
-IN_USE = "is in use by another run"
+IN_USE = "is in use by another run"  # the run of a killed study, which saves first
 # signals that end a study and a run; Windows has no SIGHUP
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
+# On a machine where other programs run, threads wait passively: at each barrier, active ones would lose a time slice to
+# them, and a step of the quick start took eight times as long. On an idle machine active ones are faster
+BUSY = hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.5
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here, because a fork should do little
 
 Say = Callable[[str], None]
 Roots = dict[str, pathlib.Path]  # {version: the folder of its code}
 Job = tuple[str, int]  # a variant and a seed
-
-
-class Stopped(Exception):
-    """A signal, whose number is the argument, ended the study."""
 
 
 def order(plan: Design) -> list[Job]:
@@ -82,28 +79,22 @@ def launch(
 
     if_killed: the signal that Linux sends it if the study is killed. If there is one version, all variants have it.
     """
-    threads = {"OMP_NUM_THREADS": str(plan.threads)} if plan.threads else {}
+    variables = dict(os.environ)
+    if BUSY:
+        variables.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if plan.threads:
+        variables["OMP_NUM_THREADS"] = str(plan.threads)
     root = roots.get(variant) or next(iter(roots.values()))
     return subprocess.Popen(
         [sys.executable, root / "train.py", *(f"--{name}={value}" for name, value in flags.items())],
         stdout=log,
         stderr=log,
         stdin=subprocess.DEVNULL,
-        env=_waiting() | environment() | threads,
+        env=variables,
         start_new_session=True,
         # a system call, 1 is PR_SET_PDEATHSIG, which is safe in a fork: no run is left without its study
         preexec_fn=LIBC and functools.partial(LIBC.prctl, 1, if_killed),  # noqa: PLW1509
     )
-
-
-@functools.cache  # the runs of this study are load too
-def _waiting():
-    """On a busy machine threads wait passively: at each barrier, active ones would lose a time slice to other programs.
-
-    A step of the quick start took eight times as long so. On an idle machine active ones are faster.
-    """
-    busy = hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.5
-    return {"OMP_WAIT_POLICY": "PASSIVE"} if busy else {}
 
 
 @dataclasses.dataclass
@@ -114,8 +105,6 @@ class _Process:
     out_dir: pathlib.Path
     popen: subprocess.Popen
     log: IO
-    began_at: int  # steps that were done when this process started
-    fruitless: int  # processes in a row before this one that were killed without a step
 
 
 class Runner:
@@ -123,13 +112,14 @@ class Runner:
 
     def __init__(self, plan: Design, folder: pathlib.Path, roots: Roots, lock: Lock, say: Say):
         self.plan, self.folder, self.roots, self.lock, self.say = plan, folder, roots, lock, say
-        self.running, self.signals = [], []
+        self.running, self.signals, self.again = [], [], set()
 
     def run(self, jobs: list[Job], at_once: int, deadline: float) -> Iterator[Job]:
         """Run the `jobs`, and yield each that has ended. Begins none after `deadline`, of time.monotonic().
 
-        Raises Stopped after a signal, once the runs have saved; UserError if the disk is full, if the code or the data
-        have changed, or if the first run cannot start.
+        A run that is killed is tried once more, after the others. Ends the script after a signal, once the runs have
+        saved. Raises UserError if the disk is full, if the code or the data have changed, or if the first run cannot
+        start.
         """
         waiting = jobs[::-1]
         self.lines = Lines(self.folder / "outcomes.jsonl")
@@ -142,10 +132,15 @@ class Runner:
                     if self.running:
                         settle(self.plan, self.running[0].out_dir, self.folder)
                     for process in [each for each in self.running if each.popen.poll() is not None]:
-                        if self._ended(process):
+                        if self._killed(process):
+                            self.again.add(process.job)
+                            waiting.insert(0, process.job)
+                        elif not self.signals:  # otherwise it saved and ended because the study did
+                            self._ended(process)
                             yield process.job
             if self.signals:
-                raise Stopped(self.signals[0])
+                self.say("stopped: the runs have saved. Give the same command to go on")
+                sys.exit(128 + self.signals[0])
         finally:  # each saves first
             for process in self.running:
                 process.popen.send_signal(signal.SIGTERM)
@@ -158,7 +153,7 @@ class Runner:
         """Until the first run has settled what `auto` means, it runs alone."""
         return not self.running or (len(self.running) < at_once and self.plan.settled is not None)
 
-    def _start(self, job, fruitless=0):
+    def _start(self, job):
         variant, seed = job
         now = {f"the code of {name}": digest(root) for name, root in self.roots.items() if name in self.plan.code}
         require_unchanged(self.plan, now | data([self.plan.settings | self.plan.variants[variant]]), str(self.folder))
@@ -167,21 +162,25 @@ class Runner:
         log = open(out_dir.parent / f"{out_dir.name}.log", "ab")  # noqa: SIM115 (kept)
         flags = settings_of(self.plan, variant, seed, self.folder)
         popen = launch(self.plan, self.roots, variant, flags, log, signal.SIGTERM)
-        self.running.append(_Process(job, out_dir, popen, log, steps_of(out_dir), fruitless))
+        self.running.append(_Process(job, out_dir, popen, log))
         if self.signals:  # it came before there was a process to tell
             popen.send_signal(signal.SIGTERM)
 
-    def _ended(self, process):
-        """Note how a process ended; whether its run is over. Raises UserError if no run could go on."""
+    def _killed(self, process):
+        """Whether a process that ended was killed, or found its folder in use, for the first time."""
         self.running.remove(process)
         process.log.close()
+        status = process.popen.returncode
+        killed = status < 0 or status - 128 in SIGNALS or IN_USE in last_words(process.log.name)
+        return killed and process.job not in self.again
+
+    def _ended(self, process):
+        """Note how a run ended. Raises UserError if no run could go on."""
         status, why = process.popen.returncode, last_words(process.log.name)
-        if self.signals:  # it saved and ended because the study did
-            return False
-        if status < 0 or IN_USE in why or status - 128 in SIGNALS:
-            return self._again(process, why)
         if status == 0:
             self._note(process.job, "finished")
+        elif status < 0:
+            self._note(process.job, "failed", f"signal {-status} killed it again (is memory full?)")
         elif OUT_OF_ROOM.search(why):
             raise UserError(f"{why}. Then give the same command: the study goes on")
         elif DIVERGED.search(why):
@@ -190,22 +189,6 @@ class Runner:
             raise UserError(f"the first run, {name_of(process.job)}, cannot start: {why}")
         else:
             self._note(process.job, "failed", why)
-        return True
-
-    def _again(self, process, why):
-        """Resume a run that was killed, or whose folder an earlier process still holds; whether it is over."""
-        fruitless = process.fruitless + 1
-        if steps_of(process.out_dir) > process.began_at:
-            fruitless = 0
-        if fruitless >= FRUITLESS:
-            why = f"killed {FRUITLESS} times without a step (is memory full?) {why}"
-            self._note(process.job, "failed", why)
-            return True
-        if IN_USE in why:
-            time.sleep(IN_USE_S)
-        self.say(f"{name_of(process.job)} was killed: it is resumed")
-        self._start(process.job, fruitless)
-        return False
 
     def _note(self, job, status, why=""):
         self.lock.check("the same command and that --study_dir")

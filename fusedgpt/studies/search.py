@@ -2,38 +2,114 @@
 
     optuna-dashboard sqlite:///out-study/study.db       looks at it, also while it runs
 
-A trial is a variant, run with all seeds; its value is the mean over them, infinite if a run has none. If a worker dies,
-its heartbeat stops, and Optuna queues its trial again. Several workers may end with a trial more each.
+A trial is a variant, run with all seeds; its value is the mean over them, infinite if a run has none. If a worker ends
+within a trial, its heartbeat stops, and Optuna queues the trial again. Several workers may end with a trial more each.
 """
 
 import dataclasses
 import math
 import re
-import shlex
 import time
 import warnings
-from collections.abc import Iterator
+from typing import Any
 
-from fusedgpt.errors import UserError, first_line
+from fusedgpt.errors import UserError, first_line, shown
 from fusedgpt.machine import files
-from fusedgpt.studies import command, design, outcomes, space
+from fusedgpt.settings import Settings, validate_each
+from fusedgpt.studies import command, design, outcomes
 from fusedgpt.studies.command import Request
 from fusedgpt.studies.design import Design
 from fusedgpt.studies.outcomes import Results
 from fusedgpt.studies.runner import Runner
 
+RANGE = re.compile(r"([^|]+?)\.\.([^|]+?)(:log)?")
+OF_ALL = ("seed", "dataset", "init_from")  # each trial has the same
 HEARTBEAT_S, GRACE_S = 15, 180  # seconds between heartbeats, and without one until a trial is queued again
 NAP_S = 1.0  # seconds until a variant that another worker runs is looked at again
-FRUITLESS = 5  # trials in a row whose runs may fail before a worker gives up
-UNFIT = 100  # suggestions in a row that may not fit together, such as n_head=5 and n_embd=256
+FRUITLESS = 30  # trials in a row without a value until a worker gives up; many do not fit, as n_head=5 and n_embd=256
 FRESH_SEEDS = 5  # for the study that confirms a search
-# settings of a search that the study that confirms it has not
-OF_A_SEARCH = ("search", "trials", "storage", "max_minutes", "yes", "fail_unless", "seed", "looks", "study_dir")
 FIXED = ("kind", "space", "varied", "metric", "target_loss", "seeds")
 
 
-class Failed(Exception):
-    """A trial has no value: its settings do not fit together, its runs failed, or the time is over."""
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """The values that a search may give to a setting: `choices`, in no order, or numbers from low to high.
+
+    The numbers have the setting's type. log: they are spread over orders of magnitude.
+    """
+
+    choices: tuple = ()
+    low: float = math.nan
+    high: float = math.nan
+    log: bool = False
+
+    def suggested(self, trial: Any, name: str) -> Any:
+        """The value that Optuna suggests to a trial."""
+        if self.choices:
+            return trial.suggest_categorical(name, self.choices)
+        if isinstance(self.low, int):
+            return trial.suggest_int(name, self.low, self.high, log=self.log)
+        return self.nearest(trial.suggest_float(name, self.low, self.high, log=self.log))
+
+    def nearest(self, value: Any) -> Any:
+        """The value that is nearest to `value`, with few enough digits for a variant's name; else the first."""
+        if self.choices:
+            return next((each for each in self.choices if each == value), self.choices[0])
+        if type(value) not in (int, float):  # None
+            return self.low
+        if isinstance(self.low, float):
+            value = float(f"{value:.4g}")
+        return min(max(value, self.low), self.high)
+
+
+def space_of(text: str, shared: Settings) -> dict[str, Axis]:
+    """The space of --search='learning_rate=1e-3..2e-2:log, optimizer=adamw|muon': {setting: its values}.
+
+    Raises UserError unless train.py takes them beside `shared`.
+    """
+    space = {}
+    for item in text.split(","):
+        name, _, values = (part.strip() for part in item.partition("="))
+        if not values or name in space:
+            raise UserError(f"--search has {shown(item)}: write each setting once, as low..high, low..high:log or a|b")
+        if name in OF_ALL:
+            raise UserError(f"--search cannot choose {name}: it is one for all trials")
+        command.require_may_vary(name)
+        space[name] = _axis(name, values, shared)
+    return space
+
+
+def _axis(name, text, shared):
+    if not (found := RANGE.fullmatch(text)):
+        values = tuple(command.value_of(name, each.strip(), shared) for each in text.split("|"))
+        if len({command.name_of({name: value}) for value in values}) < max(2, len(values)):
+            raise UserError(f"--search: {name}={text} must be different choices, a|b, or a range of numbers, low..high")
+        return Axis(values)
+    low, high = (command.value_of(name, each, shared) for each in found.groups()[:2])
+    if type(low) not in (int, float) or not low < high < math.inf or (found[3] and low <= 0):
+        raise UserError(f"--search: {name}={text} must be numbers that go up, above 0 with :log, or choices, a|b")
+    for value in (low, high):
+        # a bound need not fit the other dimensions: a trial takes others until they fit
+        validate_each(dataclasses.replace(shared, out_dir="run", **{name: value}))
+    return Axis(low=low, high=high, log=bool(found[3]))
+
+
+def prepared(request: Request) -> Request:
+    """`request`, which has --search, with one variant, the baseline: the config's settings, moved into the space.
+
+    Raises UserError for a search that makes no sense, or whose baseline cannot run.
+    """
+    s = request.study
+    if s.against or list(request.variants) != ["config"]:
+        raise UserError("--search chooses the variants: leave out --against and the lists of values, except for --seed")
+    if s.jobs > len(request.seeds):
+        raise UserError(f"jobs={s.jobs}: a trial of a search runs its {len(request.seeds)} seed(s): start more workers")
+    command.require_meant(s.trials * len(request.seeds), s)
+    space = space_of(s.search, request.shared)
+    baseline = {name: axis.nearest(getattr(request.shared, name)) for name, axis in space.items()}
+    changes = command.completed(request, baseline)
+    command.require_fit(request, changes)
+    return dataclasses.replace(request, variants={command.name_of(baseline): changes})
 
 
 def run(request: Request, runner: Runner, deadline: float) -> None:
@@ -50,41 +126,33 @@ def run(request: Request, runner: Runner, deadline: float) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # heartbeats are an experiment, says Optuna
         try:
-            Worker(request, runner, deadline).work()
-        except Exception as error:  # if the storage is gone, Optuna may end in an error of its own beside it
+            Worker(request, runner).work(deadline)
+        except Exception as error:
             kinds = (exc.SQLAlchemyError, optuna.exceptions.StorageInternalError, ImportError)
-            found = [each for each in _chain(error) if isinstance(each, kinds)]
+            # if the storage is gone, Optuna may end in an error of its own beside it
+            found = next((each for each in (error, error.__context__) if isinstance(each, kinds)), None)
             if not found:
                 raise
-            why = without_password(first_line(getattr(found[-1], "orig", None) or found[-1]))
+            why = without_password(first_line(found.__cause__ or found))
             raise UserError(
                 f"the storage fails: {why}. Nothing is lost: give the same command again, with a --storage as in"
                 " postgresql://user@host/db, which needs pip install 'psycopg[binary]'"
             ) from error
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those that led to it."""
-    while error:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
 class Worker:
     """Takes trials of a study, one after the other."""
 
-    def __init__(self, request: Request, runner: Runner, deadline: float):
+    def __init__(self, request: Request, runner: Runner):
         import optuna
 
-        self.request, self.runner, self.deadline = request, runner, deadline
-        self.plan, self.folder, self.say, self.states = runner.plan, runner.folder, runner.say, optuna.trial.TrialState
-        self.space, self.trials = space.parse(request.study.search, request.shared), request.study.trials
-        self.unfit = self.failed = 0
-        self.queue_again = optuna.storages.RetryHeartbeatStaleTrialCallback()
-        self.study = self._open(optuna)
+        self.request, self.runner, self.plan, self.folder = request, runner, runner.plan, runner.folder
+        self.space, self.trials = space_of(request.study.search, request.shared), request.study.trials
+        self.fruitless, self.no_value = 0, optuna.TrialPruned
+        self._open(optuna)
 
     def _open(self, optuna):
-        shared = self.request.study.storage
+        shared, queue_again = self.request.study.storage, optuna.storages.RetryHeartbeatStaleTrialCallback()
         url = shared or f"sqlite:///{self.folder.resolve() / 'study.db'}"
         storage = optuna.storages.RDBStorage(
             # Optuna formats it; psycopg is the driver that pip installs without a compiler
@@ -92,10 +160,10 @@ class Worker:
             engine_kwargs={"pool_pre_ping": True},
             heartbeat_interval=HEARTBEAT_S,
             grace_period=GRACE_S,
-            heartbeat_stale_trial_callback=self.queue_again,
+            heartbeat_stale_trial_callback=queue_again,
         )
         name = self.folder.resolve().name
-        study = optuna.create_study(study_name=name, storage=storage, load_if_exists=True)
+        self.study = study = optuna.create_study(study_name=name, storage=storage, load_if_exists=True)
         # workers would begin with the same settings if they had the same random numbers
         seed = None if shared else (self.plan.seeds[0] + len(study.trials)) % 2**32
         study.sampler = optuna.samplers.TPESampler(seed=seed)
@@ -107,88 +175,70 @@ class Worker:
             raise UserError(f"{without_password(url)} has another program's study of the name {name}")
         design.require_same(Design(**study.user_attrs["fusedgpt"]), self.plan, FIXED, f"the study {name}")
         if not shared:
-            for trial in study.get_trials(states=(self.states.RUNNING,)):  # of a process that died
-                study.tell(trial.number, state=self.states.FAIL)
-                self.queue_again(study, trial)
-        return study
+            for trial in self._in_state("RUNNING"):  # of a process that has ended
+                study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+                queue_again(study, trial)
 
-    def work(self) -> None:
-        """Take trials until there are enough, or the time is over."""
-        import optuna
+    def _in_state(self, name):
+        return [each for each in self.study.get_trials(deepcopy=False) if each.state.name == name]
+
+    def work(self, deadline: float) -> None:
+        """Take trials until there are enough, or none may begin."""
+        from optuna.study import MaxTrialsCallback
 
         self.plan.save(self.folder)
-        if len(self._complete()) < self.trials:
-            enough = optuna.study.MaxTrialsCallback(self.trials, states=(self.states.COMPLETE,))
-            self.study.optimize(self._value, catch=(Failed,), callbacks=[self._ended, enough])
+        if len(self._in_state("COMPLETE")) < self.trials:
+            left = deadline - time.monotonic()
+            self.study.optimize(self._value, timeout=left, callbacks=[self._ended, MaxTrialsCallback(self.trials)])
         self._copy_outcomes()
 
-    def _complete(self):
-        return self.study.get_trials(deepcopy=False, states=(self.states.COMPLETE,))
-
     def _ended(self, study, trial):
-        if trial.state == self.states.COMPLETE:
-            self.failed = 0
+        if trial.state.name == "COMPLETE":
+            self.fruitless = 0
             best = "; the best so far" * (trial.number == study.best_trial.number)
             value = f"{trial.user_attrs['variant']}: {self.plan.metric} {trial.value:.5g}{best}"
-            self.say(f"trial {len(self._complete())} of {self.trials}, {value}")
+            self.runner.say(f"trial {len(self._in_state('COMPLETE'))} of {self.trials}, {value}")
 
     def _value(self, trial):
-        """Run the variant of a trial with all seeds; the mean of their values. Raises Failed or Stopped."""
+        """Run the variant of a trial with all seeds; the mean of their values. Raises Optuna's TrialPruned if none."""
         values = {name: axis.suggested(trial, name) for name, axis in self.space.items()}
         variant, changes = command.name_of(values), self._fitting(values)
         trial.set_user_attr("variant", variant)
-        others = [each for each in self.study.get_trials(deepcopy=False) if each.number < trial.number]
-        for each in [each for each in others if each.user_attrs.get("variant") == variant]:
-            if each.state == self.states.COMPLETE:  # a repeated suggestion reuses its result
-                trial.set_user_attr("rows", each.user_attrs["rows"])
-                return each.value
-            if each.state == self.states.RUNNING:
-                time.sleep(NAP_S)
-                raise Failed
+        others = [each for each in self._in_state("RUNNING") if each.number < trial.number]
+        if any(each.user_attrs.get("variant") == variant for each in others):
+            time.sleep(NAP_S)
+            raise self.no_value
         changes = self.plan.variants.setdefault(variant, changes)
         jobs = [(variant, seed) for seed in self.plan.seeds]
-        try:
-            list(self.runner.run(outcomes.left(self.folder, jobs), self.request.study.jobs, self.deadline))
-        finally:
-            ended = outcomes.statuses(self.folder)
-            if any(job not in ended for job in jobs):  # broken off: it is queued again with its settings
-                self.queue_again(self.study, self.study.get_trials(deepcopy=False)[trial.number])
-        if any(job not in ended for job in jobs):
-            self.say("the time is over: the same command goes on")
-            self.study.stop()
-            raise Failed
+        list(self.runner.run(outcomes.left(self.folder, jobs), self.request.study.jobs, math.inf))
+        ended = outcomes.statuses(self.folder)
         rows = [ended[job] | {"settings": changes} for job in jobs]
         trial.set_user_attr("rows", rows)
-        return self._mean(variant, rows)
-
-    def _mean(self, variant, rows):
         found = [outcomes.outcome(self.plan, variant, row["seed"], row) for row in rows]
         if failed := [each.why for each in found if each.status == "failed"]:
-            self.failed += 1
-            self.say(f"{variant} failed: {failed[0]}")
-            if self.failed == FRUITLESS:
-                raise UserError(f"{FRUITLESS} trials in a row failed: {failed[0]}")
-            raise Failed
-        values = [each.value for each in found]
-        return math.inf if any(map(math.isnan, values)) else sum(values) / len(values)
+            self._without_value(f"{variant} failed: {failed[0]}")
+        losses = [each.value for each in found]
+        return math.inf if any(map(math.isnan, losses)) else sum(losses) / len(losses)
 
     def _fitting(self, values):
-        """The settings of a variant. Raises Failed if they do not fit together; UserError if that never ends."""
+        """The settings of a variant. Raises Optuna's TrialPruned if they do not fit together."""
         try:
             changes = command.completed(self.request, values)
             command.require_fit(self.request, changes)
         except UserError as error:
-            self.unfit += 1
-            if self.unfit == UNFIT:
-                raise UserError(f"{UNFIT} suggestions in a row do not fit together: {error}") from error
-            raise Failed from error
-        self.unfit = 0
+            self._without_value(str(error))
         return changes
+
+    def _without_value(self, why):
+        self.fruitless += 1
+        if self.fruitless == FRUITLESS:
+            raise UserError(f"{FRUITLESS} trials in a row have no value, the last because {why}")
+        raise self.no_value(why)
 
     def _copy_outcomes(self):
         """Note runs that other workers have in folders of their own, so that the report needs no storage."""
         known, lines = set(outcomes.statuses(self.folder)), files.Lines(self.folder / "outcomes.jsonl")
-        for row in [row for trial in self._complete() for row in trial.user_attrs["rows"]]:
+        for row in [row for trial in self._in_state("COMPLETE") for row in trial.user_attrs["rows"]]:
             if (row["variant"], row["seed"]) not in known:
                 known.add((row["variant"], row["seed"]))
                 lines.add(files.json_line(row))
@@ -200,26 +250,19 @@ def without_password(text: str) -> str:
 
 
 def sentences(results: Results) -> list[str]:
-    """What a search found, in words, and the command that confirms it."""
+    """What a search found, in words, and the flags of the study that confirms it."""
     plan, values = results.design, results.values()
     means = {name: sum(each.values()) / len(each) for name, each in values.items() if len(each) == len(plan.seeds)}
     best = min(means, key=means.get, default=plan.baseline)
     if best == plan.baseline:
         return [f"no trial that has a value is better than the baseline, {plan.baseline}"]
+    names = [item.partition("=")[0] for item in plan.space.split(",")]
+    both = [":".join(str(plan.variants[each][name]) for name in names) for each in (plan.baseline, best)]
+    first = max(plan.seeds) + 1
+    flags = f"--{','.join(names)}={','.join(both)} --seed={first}..{first + FRESH_SEEDS - 1} --study_dir=out-confirm"
     return [
         f"the best of {len(means)} trials that have a value is {best}: {plan.metric} {means[best]:.5g}, and"
         f" {means.get(plan.baseline, math.nan):.5g} for the baseline",
         "the best of many trials owes some of its lead to luck, so this is no verdict. To compare it with seeds that"
-        f" did not choose it: {confirmation(plan, best)}",
+        f" did not choose it, give {flags} in place of --search, --trials, --storage, --seed and --study_dir",
     ]
-
-
-def confirmation(plan: Design, best: str) -> str:
-    """The command of a study of the baseline and the variant `best` of a search, with seeds of its own."""
-    names = tuple(item.partition("=")[0] for item in plan.space.split(","))
-    flags = shlex.split(plan.command)
-    kept = [flag for flag in flags if flag.lstrip("-").partition("=")[0] not in OF_A_SEARCH + names]
-    values = [":".join(str(plan.variants[each][name]) for name in names) for each in (plan.baseline, best)]
-    first = max(plan.seeds) + 1
-    kept += [f"--{','.join(names)}={','.join(values)}", f"--seed={first}..{first + FRESH_SEEDS - 1}"]
-    return shlex.join([*kept, "--study_dir=out-confirm"])

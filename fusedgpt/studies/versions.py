@@ -21,20 +21,11 @@ from fusedgpt.attention.table import is_own
 from fusedgpt.data import dataset
 from fusedgpt.errors import UserError, shown
 from fusedgpt.machine.files import atomic
-from fusedgpt.studies.command import safe, shortened
+from fusedgpt.studies.command import safe
 
 # the code that a run of train.py executes
 CODE = ("train.py", "model.py", "configurator.py", "fusedgpt/**/*.py")
 MODEL = ("*.json", "*.safetensors", "*.bin")  # of a folder that init_from names, what decides on the initial weights
-
-
-def environment() -> dict[str, str]:
-    """Our environment without GIT_DIR and the like, which would send every git to the repository of a hook.
-
-    Variables that configure git stay: containers use them to say that a folder of another owner is safe.
-    """
-    stays = ("GIT_CONFIG_", "GIT_EXEC_PATH")
-    return {k: v for k, v in os.environ.items() if not k.startswith("GIT_") or k.startswith(stays)}
 
 
 def other(root: pathlib.Path, named: str, folder: pathlib.Path) -> tuple[str, pathlib.Path, dict[str, Any]]:
@@ -44,7 +35,7 @@ def other(root: pathlib.Path, named: str, folder: pathlib.Path) -> tuple[str, pa
     """
     if named and (pathlib.Path(named) / "train.py").is_file():
         there = pathlib.Path(named).resolve()
-        return shortened(safe(there.name)), there, {"named": named, "commit": _said(there, "rev-parse", "HEAD")}
+        return safe(there.name), there, {"named": named, "commit": _said(there, "rev-parse", "HEAD")}
     try:
         sha = _git(root, "rev-parse", "--verify", "--end-of-options", f"{named}^{{commit}}").decode().strip()
         content = _git(root, "archive", sha)
@@ -70,15 +61,14 @@ def save_diff(root: pathlib.Path, path: pathlib.Path) -> str | None:
     """
     if not _said(root, "rev-parse", "HEAD"):
         return None
+    what, here = ["--", "."], path.parent.resolve()
+    if here.is_relative_to(root.resolve()):
+        what.append(f":(exclude){here.relative_to(root.resolve())}")
     with tempfile.TemporaryDirectory() as folder:
-        own = (root / _said(root, "rev-parse", "--git-path", "objects")).resolve()
-        aside = {"GIT_INDEX_FILE": os.path.join(folder, "index"), "GIT_OBJECT_DIRECTORY": folder}  # not the user's
-        aside["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = str(own)
-        here = path.parent.resolve()
-        without = [f":(exclude){here.relative_to(root.resolve())}"] if here.is_relative_to(root.resolve()) else []
-        _git(root, "read-tree", "HEAD", more=aside)
-        _git(root, "add", "--all", "--", ".", *without, more=aside)
-        diff = _git(root, "diff", "--cached", "--binary", "HEAD", more=aside)
+        aside = {"GIT_INDEX_FILE": os.path.join(folder, "index")}  # not the user's
+        _git(root, "read-tree", "HEAD", **aside)
+        _git(root, "add", "--intent-to-add", *what, **aside)  # new files, of which it stores nothing
+        diff = _git(root, "diff", "--binary", "HEAD", *what, **aside)
     if not diff:
         return None
     with atomic(path) as file:
@@ -140,13 +130,13 @@ def _said(root, *command):
     return None
 
 
-def _git(folder, *command, more=None):
+def _git(folder, *command, **variables):
     """What a git command in `folder` prints. Raises UserError with git's own words if it fails."""
     if not shutil.which("git"):
         raise UserError("--against needs git, but there is no program git here: install it")
     # no hook of the user's runs, and `git status` does not write to the index
     quiet = ("--no-optional-locks", "-c", f"core.hooksPath={os.devnull}")
-    how = dict(stdin=subprocess.DEVNULL, capture_output=True, env=environment() | (more or {}))
+    how = dict(stdin=subprocess.DEVNULL, capture_output=True, env=os.environ | variables)
     done = subprocess.run(["git", "-C", str(folder), *quiet, *command], check=False, **how)
     if done.returncode:
         raise UserError(f"git {command[0]} says: {' '.join(done.stderr.decode(errors='replace').split())}")

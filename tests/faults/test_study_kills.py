@@ -9,7 +9,7 @@ import time
 import pytest
 
 from fusedgpt.runs.metrics import Run
-from fusedgpt.studies import outcomes, report, words
+from fusedgpt.studies import outcomes, report
 from tests.faults.processes import rng
 from tests.fusedgpt.studies import fakes
 from tests.fusedgpt.studies.test_runner import STUDY, plan
@@ -61,7 +61,7 @@ def test_a_study_that_is_killed_again_and_again_ends_with_the_same_table(tmp_pat
             for o in found.outcomes
         }
         ended = [(o.variant, o.seed, o.status, repr(o.value), evals[o.variant, o.seed]) for o in found.outcomes]
-        tables.append((ended, [words.sentences(found), report.markdown(found)]))
+        tables.append((ended, [report.sentences(found), report.markdown(found)]))
     tell(f"a study of 4 runs was killed {killed} times")
     assert killed and tables[0] == tables[1]
     assert {status for _, _, status, *_ in tables[0][0]} == {"finished", "diverged"}

@@ -15,10 +15,9 @@ def study(
     folder: pathlib.Path,
     losses: dict[str, dict[int, list[float] | None]],
     variants: dict[str, dict[str, Any]] | None = None,
-    ms: float = 20.0,
     **design: Any,
 ) -> pathlib.Path:
-    """A study with the validation losses {variant: {seed: those of its evaluations}}, and steps of `ms`.
+    """A study with the validation losses {variant: {seed: those of its evaluations}}.
 
     The last loss of a run that diverged is NaN. A run that is None is missing. design: fields of study.json.
     """
@@ -34,7 +33,7 @@ def study(
     folder.mkdir(parents=True, exist_ok=True)
     Design(**plan | design).save(folder)
     lines = [
-        row(variant, seed, values, ms)
+        row(variant, seed, values)
         for variant, by_seed in losses.items()
         for seed, values in by_seed.items()
         if values is not None
@@ -52,7 +51,7 @@ def row(variant: str, seed: int, losses: list[float], ms: float = 20.0, **ran: A
     evals["val_bits_per_byte"] = [None if loss is None else loss / 2 for loss in values]
     why = "the weights are not finite" if diverged else ""
     found = {"variant": variant, "seed": seed, "status": "diverged" if diverged else "finished", "why": why}
-    found |= {"iterations": iters[-1], "ms": ms, "seconds": ms * iters[-1] / 1e3, "evals": evals}
+    found |= {"iterations": iters[-1], "seconds": ms * iters[-1] / 1e3, "evals": evals}
     return found | {"ran": {"device": "a CPU", "torch": "2.13.0", "commit": "abc1234", "dtype": "float32"} | ran}
 
 

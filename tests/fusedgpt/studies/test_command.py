@@ -8,9 +8,10 @@ from fusedgpt.settings import Settings
 from fusedgpt.studies import command
 from tests.launch import ROOT
 
+pytest.importorskip("tyro")
+
 
 def read(*args):
-    pytest.importorskip("tyro")
     return command.read(list(args), "a study")
 
 
@@ -23,35 +24,40 @@ def test_lists_vary_and_everything_else_is_shared():
         "learning_rate=0.003,optimizer=adamw": {"learning_rate": 3e-3, "optimizer": "adamw"},
         "learning_rate=0.003,optimizer=muon": {"learning_rate": 3e-3, "optimizer": "muon"},
     }
-    assert asked.shared == dataclasses.replace(Settings(), n_layer=2)
-    assert asked.study.jobs == 2
+    assert asked.shared == dataclasses.replace(Settings(), n_layer=2) and asked.study.jobs == 2
     assert list(read("--n_layer=2..4").variants) == ["n_layer=2", "n_layer=3", "n_layer=4"]
     assert (read("--seed=5,7").seeds, read("--seed=5").seeds, read().seeds) == ([5, 7], [5], [1337])
     assert read("--sample_prompts=a, b").variants == {"config": {}}
     assert len(read("--seed=1..201", "--yes=True").seeds) == 201
-
-
-def test_two_settings_vary_together():
-    asked = read("--learning_rate,min_lr=1e-3:1e-4,2e-3:2e-4", "--n_head=1,2")
-    assert list(asked.variants) == [
-        "learning_rate=0.001+min_lr=0.0001,n_head=1",
-        "learning_rate=0.001+min_lr=0.0001,n_head=2",
-        "learning_rate=0.002+min_lr=0.0002,n_head=1",
-        "learning_rate=0.002+min_lr=0.0002,n_head=2",
-    ]
-    assert asked.variants["learning_rate=0.002+min_lr=0.0002,n_head=1"]["min_lr"] == 2e-4
+    asked = read("--learning_rate,min_lr=1e-3:1e-4,2e-3:2e-4", "--n_head=1,2").variants  # two vary together
+    assert len(asked) == 4 and asked["learning_rate=0.002+min_lr=0.0002,n_head=1"]["min_lr"] == 2e-4
 
 
 def test_a_config_file_names_variants(tmp_path):
     file = tmp_path / "study.py"
-    file.write_text(
-        'n_head = 2\nn_embd = 96\nvariants = {"small": dict(n_layer=2), "deep/er": dict(n_layer=8, n_embd=64)}\n'
-    )
+    file.write_text('n_head = 2\nn_embd = 96\nvariants = {"small": dict(n_layer=2), "deep": dict(n_embd=64)}\n')
     asked = read(str(file), "--seed=1,2")
     # a variant that does not name n_embd used to train with train.py's default, not with the file's
-    assert asked.variants == {"small": {"n_layer": 2, "n_embd": 96}, "deep-er": {"n_layer": 8, "n_embd": 64}}
+    assert asked.variants == {"small": {"n_layer": 2, "n_embd": 96}, "deep": {"n_layer": 12, "n_embd": 64}}
     assert asked.shared.n_head == 2
     assert list(read(str(file), "--dropout=0,0.1").variants)[:2] == ["small,dropout=0.0", "small,dropout=0.1"]
+
+
+@pytest.mark.parametrize(
+    ("variants", "said"),
+    [
+        ('{"a/b": {"n_layer": 1}}', "'a/b' cannot name a folder"),
+        ("{}", "variants must be a dict of dicts"),
+        ('{"a": 1}', "variants must be a dict of dicts"),
+        ('{"a": {"n_layer": "two"}}', "n_layer='two' is not allowed"),
+        ('{"a": {"seed": 1}}', "seed=1 cannot vary"),
+    ],
+)
+def test_variants_of_a_file_are_checked(tmp_path, variants, said):
+    file = tmp_path / "study.py"
+    file.write_text(f"variants = {variants}\n")
+    with pytest.raises(UserError, match=said):
+        read(str(file))
 
 
 def test_equal_tokens_mean_other_iterations_for_another_batch():
@@ -62,11 +68,9 @@ def test_equal_tokens_mean_other_iterations_for_another_batch():
 
 def test_variants_evaluate_on_the_same_windows():
     # a variant of batch 12 used to be compared on half of the windows that one of batch 24 had, and called worse
-    asked = read("--batch_size=12,24", "--eval_iters=10").variants
-    assert [each["batch_size"] * each["eval_iters"] for each in asked.values()] == [120, 120]
     optimizers = [str(ROOT / "config" / name) for name in ("train_shakespeare_cpu.py", "study/optimizers.py")]
-    asked = read(*optimizers).variants
-    assert {each["batch_size"] * each["eval_iters"] for each in asked.values()} == {240}
+    for args, windows in [(["--batch_size=12,24", "--eval_iters=10"], 120), (optimizers, 240)]:
+        assert {each["batch_size"] * each["eval_iters"] for each in read(*args).variants.values()} == {windows}
     whole = read("--batch_size=7,24", "--block_size=64,128", "--eval_iters=0").variants
     assert {each["eval_iters"] for each in whole.values()} == {0}
 
@@ -74,73 +78,40 @@ def test_variants_evaluate_on_the_same_windows():
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--learning_rate=1e-3,fast"], "learning_rate='fast' is not allowed"),
-        (["--learning_rat=1e-3,2e-3"], "did you mean learning_rate"),
-        (["--learning_rate=1e-3,0.001"], "learning_rate=0.001 twice"),
-        (["--seed=1,1"], "seed=1 twice"),
-        (["--n_layer=5..2"], "must go up"),
-        (["--out_dir=here"], "each run has a folder of its own"),
-        (["--init_from=resume"], "a study starts each run itself"),
-        (["--max_seconds=5"], "give --minutes"),
-        (["--n_layer,n_head=1:2:3"], "n_head='2:3' is not allowed"),
-        (["--n_layer=1,2", "--n_layer,n_head=1:1,2:2"], "n_layer is given twice"),
-        (["--n_head=5,7"], "n_embd=768 cannot be split"),
-        (["--dropout=0,1"], "dropout=1.0 must be from 0 to just under 1"),
-        (["--seed=1..201"], "--yes=True"),
-        (["--metric=tokens_to_loss"], "needs --target_loss"),
-        # the times of different machines, or of workers that slow each other down, used to be compared
-        (["--metric=ms"], "metric='ms' is not allowed"),
-        (["--minutes=1", "--search=n_layer=2..4"], "--minutes times each variant first"),
-        (["--n_layer=2,3", "--storage=postgresql://x/y"], "--storage shares the trials of a search"),
-        (["--looks=2,9", "--seed=1..5"], "looks='2,9' must be numbers of seeds from 2 to 5"),
-        (["--looks=soon", "--seed=1..5"], "looks='soon' must be"),
-        (["--matters=0"], "matters=0.0 must be more than 0"),
-        (["--seed=-1,2"], "seed=-1 must be 0 or more"),
+        ("--learning_rate=1e-3,fast", "learning_rate='fast' is not allowed"),
+        ("--learning_rat=1e-3,2e-3", "did you mean learning_rate"),
+        ("--learning_rate=1e-3,0.001", "learning_rate=0.001 twice"),
+        ("--n_layer=5..2", "must go up"),
+        ("--out_dir=here", "each run has a folder of its own"),
+        ("--init_from=resume", "a study starts each run itself"),
+        ("--n_layer,n_head=1:2:3", "n_head='2:3' is not allowed"),
+        ("--n_head=5,7", "n_embd=768 cannot be split"),
+        ("--dropout=0,1", "dropout=1.0 must be from 0 to just under 1"),
+        ("--seed=1..201", "--yes=True"),
+        ("--metric=tokens_to_loss", "needs --target_loss"),
+        ("--minutes=1 --search=n_layer=2..4", "--minutes times each variant first"),
+        ("--n_layer=2,3 --storage=postgresql://x/y", "--storage shares the trials of a search"),
+        ("--looks=2,9 --seed=1..5", "looks='2,9' must be numbers of seeds from 2 to 5"),
+        ("--looks=soon --seed=1..5", "looks='soon' must be"),
+        ("--matters=0", "matters=0.0 must be more than 0"),
+        ("--seed=-1,2", "seed=-1 must be 0 or more"),
         # these used to train with other settings than a variant's name said, or to drop one of two flags
-        (["--tokens=3072", "--max_iters=10,20"], "set max_iters of each run"),
-        (["--minutes=1", "--lr_decay_iters=10,20"], "set lr_decay_iters of each run"),
-        (["--minutes=1,2"], "minutes cannot vary"),
-        (["--minutes=1", "--tokens=3072"], "give one of the two"),
-        (["--tokens=3072", "--search=max_iters=10..20"], "set max_iters of each run"),
-        (["--seed,learning_rate=1:1e-3,2:1e-3"], "give --seed=1..5 on its own"),
-        (["--learning_rate=4e-3,8e-3", "--learning_rate=1e-3"], "learning_rate is given twice"),
-        (["--seed=1,2", "--seed=5"], "seed is given twice"),
-        (["--learning_rate,learning_rate=1e-3:1e-4,2e-3:2e-3"], "learning_rate is given twice"),
+        ("--tokens=3072 --max_iters=10,20", "set max_iters of each run"),
+        ("--minutes=1 --lr_decay_iters=10,20", "set lr_decay_iters of each run"),
+        ("--minutes,n_layer=1:2,2:3", "minutes cannot vary"),
+        ("--minutes=1 --tokens=3072", "give one of the two"),
+        ("--seed,learning_rate=1:1e-3,2:1e-3", "give --seed=1..5 on its own"),
+        ("--learning_rate=4e-3,8e-3 --learning_rate=1e-3", "learning_rate is given twice"),
+        ("--n_layer=1,2 --n_layer,n_head=1:1,2:2", "n_layer is given twice"),
         # another yardstick for each variant
-        (["--eval_iters=1,2"], "eval_iters cannot vary"),
-        (["--dataset=one,two"], "dataset cannot vary"),
-        (["--batch_size=24,32", "--eval_iters=10"], "batch_size=32 does not divide the 120 windows of an evaluation"),
-        (["--block_size=64,128"], "block_size cannot vary with metric=val_loss and eval_iters=200"),
-        (["--search=block_size=64|128", "--metric=tokens_to_loss", "--target_loss=2"], "block_size cannot vary"),
-        (["--eval_interval=10,20", "--metric=tokens_to_loss", "--target_loss=2"], "eval_interval cannot vary with"),
-        (["--dataset=one,two", "--metric=bits_per_byte"], "dataset cannot vary"),
+        ("--dataset=one,two", "dataset cannot vary"),
+        ("--batch_size=24,32 --eval_iters=10", "batch_size=32 does not divide the 120 windows of an evaluation"),
+        ("--block_size=64,128", "block_size cannot vary with metric=val_loss and eval_iters=200"),
+        ("--search=block_size=64|128 --metric=tokens_to_loss --target_loss=2", "block_size cannot vary"),
+        ("--eval_interval=10,20 --metric=tokens_to_loss --target_loss=2", "eval_interval cannot vary with"),
+        ("--dataset=one,two --metric=bits_per_byte", "dataset cannot vary"),
     ],
 )
 def test_bad_input_is_refused(args, said):
     with pytest.raises(UserError, match=re.escape(said)):
-        read(*args)
-
-
-def test_long_names_stay_apart_and_fit_a_folder(tmp_path):
-    file = tmp_path / "study.py"
-    file.write_text("variants = {'字' * 300 + str(n): dict(n_layer=n) for n in (1, 2)}\n")
-    names = list(read(str(file)).variants)
-    assert len(set(names)) == 2
-    assert all(len(name.encode()) <= 120 for name in names)
-
-
-@pytest.mark.parametrize(
-    "variants",
-    [
-        '{"a/b": {"n_layer": 1}, "a-b": {"n_layer": 2}}',
-        "{}",
-        '{"a": 1}',
-        '{"a": {"n_layer": "two"}}',
-        '{"a": {"seed": 1}}',
-    ],
-)
-def test_variants_of_a_file_are_checked(tmp_path, variants):
-    file = tmp_path / "study.py"
-    file.write_text(f"variants = {variants}\n")
-    with pytest.raises(UserError):
-        read(str(file))
+        read(*args.split())

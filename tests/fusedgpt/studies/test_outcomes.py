@@ -11,6 +11,15 @@ from fusedgpt.studies import outcomes
 from tests.fusedgpt.studies import by_hand
 from tests.fusedgpt.studies.by_hand import row, study
 
+LOSSES = {name: {seed: [4.0, 2.0 + seed / 100 + (name == "b")] for seed in range(1, 5)} for name in "ab"}
+
+
+def read(folder, *lines, losses=LOSSES, **how):
+    """A study made by hand, with `lines` at the end of its outcomes.jsonl."""
+    with open(study(folder, losses, **how) / "outcomes.jsonl", "a") as file:
+        file.writelines(map(json_line, lines))
+    return outcomes.read(folder)
+
 
 def test_the_line_of_a_run_has_what_a_report_needs(tmp_path):
     rows = [{"kind": "train", "iter": i, "loss": 1.0, "ms": 10.0 + i, "tokens_per_s": 1e4} for i in range(8)]
@@ -22,8 +31,7 @@ def test_the_line_of_a_run_has_what_a_report_needs(tmp_path):
     record = {"tokens_per_step": 100, "dtype": "float32", "environment": {"device": "a CPU", "torch": "2.13"}}
     (tmp_path / "run.json").write_text(json.dumps(record))
     found = json.loads(json_line(outcomes.row_of(tmp_path)))
-    assert found["iterations"] == 8 and found["ms"] == 16.0  # 15 to 17 ms: the first five are warm-up
-    assert found["seconds"] == pytest.approx(sum(range(10, 18)) / 1e3)
+    assert found["iterations"] == 8 and found["seconds"] == pytest.approx(sum(range(10, 18)) / 1e3)
     assert found["evals"]["val_loss"] == [4.0, None, 2.0] and found["evals"]["iter"] == [0, 4, 8]
     assert found["evals"]["tokens"][0] == 0 and found["ran"]["device"] == "a CPU"
     assert outcomes.row_of(tmp_path / "nothing") == {}
@@ -39,13 +47,13 @@ def test_the_line_of_a_run_has_what_a_report_needs(tmp_path):
     ],
 )
 def test_metrics(tmp_path, metric, target, value):
-    folder = study(tmp_path, {"a": {1: [4.0, 2.5, 1.4, 1.5]}}, metric=metric, target_loss=target)
-    assert outcomes.read(folder).values()["a"][1] == pytest.approx(value)
+    found = read(tmp_path, losses={"a": {1: [4.0, 2.5, 1.4, 1.5]}}, metric=metric, target_loss=target)
+    assert found.values()["a"][1] == pytest.approx(value)
 
 
 def test_a_loss_that_is_not_reached_is_no_value(tmp_path):
     losses = {"a": {1: [4.0, 2.0], 2: [4.0, 2.0]}, "b": {1: [4.0, 2.0], 2: [4.0, 3.0]}}
-    found = outcomes.read(study(tmp_path, losses, metric="tokens_to_loss", target_loss=2.5))
+    found = read(tmp_path, losses=losses, metric="tokens_to_loss", target_loss=2.5)
     assert found.values()["b"].keys() == {1} and found.without("b") == {"did not reach the loss": 1}
     assert not found.comparisons[0].tested
     assert "b: 1 of 2 runs did not reach the loss (above 2.5)" in found.warnings()
@@ -58,102 +66,63 @@ def test_a_run_that_diverged_has_no_invented_value(tmp_path):
     muon, far = found.comparisons
     assert muon.tested and not far.tested and far.n == 2
     assert "learning_rate=0.1,optimizer=muon: 1 of 3 runs diverged (the weights are not finite)" in found.warnings()
-
-
-def test_a_run_that_ends_without_a_finite_loss_has_diverged(tmp_path):
-    folder = study(tmp_path, {"a": {1: [4.0, 2.0]}})
     line = row("a", 1, [4.0, math.nan]) | {"status": "finished"}
-    (folder / "outcomes.jsonl").write_text(json_line(line))
-    assert outcomes.read(folder).outcomes[0].status == "diverged"
-
-
-LOSSES = {name: {seed: [4.0, 2.0 + seed / 100 + (name == "b")] for seed in range(1, 5)} for name in "ab"}
+    assert read(tmp_path / "finished", line).outcomes[0].status == "diverged"
 
 
 def test_there_is_no_p_before_the_planned_seeds_are_in(tmp_path):
     # lines "so far" had a p after each seed: with 10 seeds, one of them "decided" in 20 % of studies of equal variants
     losses = {"a": LOSSES["a"], "b": LOSSES["b"] | {4: None}}
-    found = outcomes.read(study(tmp_path, losses))
+    found = read(tmp_path, losses=losses)
     assert found.counted == 0 and not found.comparisons[0].tested and found.comparisons[0].n == 3
     assert "1 runs are missing: 0 of 4 seeds count" in found.warnings()
-
-
-def test_a_look_takes_the_seeds_that_it_planned(tmp_path):
-    losses = {"a": LOSSES["a"], "b": LOSSES["b"] | {4: None}}
-    found = outcomes.read(study(tmp_path, losses, looks=[2, 4]))
+    # a look takes the seeds that it planned: the third is in, but its look is not
+    found = read(tmp_path / "looks", losses=losses, looks=[2, 4])
     assert found.counted == 2 and found.comparisons[0].n == 2 and found.comparisons[0].tested
-    assert set(found.values()["a"]) == {1, 2}  # the third is in, but its look is not
-    assert not found.decided  # two seeds that differ alike may do so by chance
-    found = outcomes.read(study(tmp_path / "whole", LOSSES, looks=[2, 4]))
+    assert set(found.values()["a"]) == {1, 2} and not found.decided
+    found = read(tmp_path / "whole", looks=[2, 4])
     assert found.counted == 4 and found.decided and found.warnings() == []
+    # in a search every trial was "planned", and a table of forty had forty p
+    assert not any(c.tested for c in read(tmp_path / "search", kind="search", space="learning_rate=1..2").comparisons)
 
 
-def test_the_last_word_on_a_run_counts(tmp_path):
-    # a run that failed is tried again by the next call
-    folder = study(tmp_path, {"a": {1: [4.0, 2.0]}})
-    lines = [row("a", 1, [4.0, 2.0]) | {"status": status} for status in ("failed", "finished")]
-    (folder / "outcomes.jsonl").write_text("".join(map(json_line, lines)) + '{"variant": "learn')
-    assert outcomes.read(folder).outcomes[0].status == "finished" and outcomes.left(folder, [("a", 1), ("a", 2)]) == [
-        ("a", 2)
-    ]
+def test_a_run_that_failed_is_tried_again_and_keeps_no_verdict_from_the_others(tmp_path):
+    losses = LOSSES | {"c": LOSSES["b"]}
+    failed = {"variant": "c", "seed": 2, "status": "failed", "why": "out of memory"}
+    found = read(tmp_path, failed, losses=losses)
+    assert [c.tested for c in found.comparisons] == [True, False]
+    assert found.warnings() == ["c: 1 of 4 runs failed (out of memory)"]
+    assert outcomes.left(tmp_path, [("c", 1), ("c", 2)]) == [("c", 2)]
+    assert read(tmp_path, failed, row("c", 2, [4.0, 2.0]), losses=losses).warnings() == []  # the last word counts
 
 
 def test_what_differs_though_it_does_not_vary_is_named(tmp_path):
-    folder = study(tmp_path, LOSSES)
-    with open(folder / "outcomes.jsonl", "a") as file:
-        file.write(json_line(row("b", 4, [4.0, 3.04], dtype="bfloat16")))
-    assert outcomes.read(folder).warnings() == ["the runs differ in more than what varies: dtype: float32, bfloat16"]
-    folder = study(tmp_path / "varied", LOSSES, {name: {"dtype": name} for name in "ab"})
-    assert outcomes.read(folder).warnings() == []
+    other = row("b", 4, [4.0, 3.04], dtype="bfloat16")
+    said = "the runs differ in more than what varies: dtype: float32, bfloat16"
+    assert read(tmp_path, other).warnings() == [said]
+    assert read(tmp_path, other, variants={name: {"dtype": name} for name in "ab"}).warnings() == []
 
 
 def test_unequal_time_is_said(tmp_path):
     # runs of equal minutes made 482, 627 and 566 iterations, and warnings were empty
-    folder = study(tmp_path, LOSSES, minutes=1.0)
-    with open(folder / "outcomes.jsonl", "a") as file:
-        file.writelines(json_line(row("b", seed, LOSSES["b"][seed], ms=22.0)) for seed in LOSSES["b"])
-    assert outcomes.read(folder).warnings() == [
-        "the steps of b took 1.1 s, those of the baseline 1 s, in equal minutes"
-    ]
+    found = read(tmp_path, *(row("b", seed, LOSSES["b"][seed], ms=22.0) for seed in LOSSES["b"]), minutes=1.0)
+    assert found.warnings() == ["the steps of b took 1.1 s, those of the baseline 1 s, in equal minutes"]
 
 
 def test_versions_that_begin_otherwise_are_no_pairs(tmp_path):
     losses = {"abc1234": {1: [4.0, 2.0], 2: [4.1, 2.0]}, "working tree": {1: [4.0, 1.9], 2: [4.2, 1.9]}}
-    found = outcomes.read(study(tmp_path, losses, kind="against", against={"named": "HEAD", "commit": "abc1234"}))
-    (said,) = found.warnings()
+    (said,) = read(tmp_path, losses=losses, kind="against").warnings()
     assert said.startswith("the two versions differ before their first step (seed 2)")
 
 
 @pytest.mark.parametrize("evals", [[1], {"val_loss": 3}, {}])
 @pytest.mark.parametrize("edit", [{}, {"seeds": 3}, {"metric": "speed"}, {"baseline": "gone"}])
 def test_what_is_damaged_is_named(tmp_path, evals, edit):
-    folder = study(tmp_path, {"a": {1: [4.0, 2.0]}}, **edit)
     line = {"variant": "a", "seed": 1, "status": "finished", "evals": evals}
-    (folder / "outcomes.jsonl").write_text(json_line(line))
     with pytest.raises(UserError, match=r"outcomes\.jsonl in .* is damaged"):
-        outcomes.read(folder)
+        read(tmp_path, line, losses={"a": {1: [4.0, 2.0]}}, **edit)
 
 
 def test_a_folder_without_a_study_is_named(tmp_path):
     with pytest.raises(UserError, match=r"study\.json does not exist: name the folder of a study"):
         outcomes.read(tmp_path)
-
-
-def test_a_variant_that_fails_keeps_no_verdict_from_the_others(tmp_path):
-    losses = {
-        name: {seed: [4.0, 2.0 + seed / 100 + more] for seed in (1, 2, 3)} for name, more in zip("abc", (0, 1, 2))
-    }
-    folder = study(tmp_path, losses)
-    with open(folder / "outcomes.jsonl", "a") as file:
-        failed = {"variant": "c", "seed": 2, "status": "failed", "why": "out of memory"}
-        file.write(json_line(failed))
-    found = outcomes.read(folder)
-    assert [c.tested for c in found.comparisons] == [True, False]
-    assert found.warnings() == ["c: 1 of 3 runs failed (out of memory)"]
-    assert outcomes.left(folder, [("c", 1), ("c", 2)]) == [("c", 2)]  # the next call tries it again
-
-
-def test_a_search_makes_no_verdict(tmp_path):
-    # every trial was "planned", and a table of forty had forty p
-    found = outcomes.read(study(tmp_path, LOSSES, kind="search", space="learning_rate=1..2"))
-    assert not any(c.tested for c in found.comparisons)

@@ -62,39 +62,17 @@ def test_variants_take_turns():
     assert names == [first, second, second, first, first, second]
 
 
-def test_each_run_gets_what_varies_and_its_seed(tmp_path):
-    ended = run(tmp_path, plan(n_layer=3))
-    assert ended == runner.order(plan())
-    results = outcomes.read(tmp_path / "study")
-    assert [each.status for each in results.outcomes] == ["finished"] * 4
-    assert results.warnings() == []
-    settings = {job: settings_of(tmp_path, job) for job in ended}
-    for (variant, seed), each in settings.items():
-        assert float(each.get("learning_rate", 0.01)) == RATES[variant]["learning_rate"]
-        assert (each["seed"], each["n_layer"]) == (str(seed), "3")
-    # the fake's loss at 0.01 is 1 and at 0.1 it is 2, plus what the seed adds to both
-    by_run = values(tmp_path)
-    for seed in (1, 2):
-        assert 0.9 < by_run["learning_rate=0.1", seed] - by_run["learning_rate=0.01", seed] < 1.1
-
-
-def test_auto_is_settled_by_the_first_run_alone(tmp_path):
-    the_plan = plan(threads=3)
+def test_auto_is_settled_by_the_first_run_alone_and_what_varies_is_not(tmp_path):
+    the_plan = plan({"n_layer=2": {"n_layer": 2}, "attention=flash": {"attention": "flash"}}, threads=3)
     run(tmp_path, the_plan, at_once=4)
-    record = record_of(outcomes.folder_of(tmp_path / "study", "learning_rate=0.1", 2))
+    record = record_of(outcomes.folder_of(tmp_path / "study", "n_layer=2", 2))
     assert record["environment"]["threads"] == "3"  # runs at once share the cores
     assert the_plan.settled == {"attention": "settled", "dtype": "settled", "compile": "settled"}
     asked = [settings_of(tmp_path, job).get("dtype", "auto") for job in runner.order(the_plan)]
     assert sorted(asked) == ["auto", "settled", "settled", "settled"]
     assert design.load(tmp_path / "study").settled == the_plan.settled
-
-
-def test_what_varies_is_not_settled(tmp_path):
-    kernels = {f"attention={name}": {"attention": name} for name in ("flash", "manual")}
-    run(tmp_path, plan(kernels))
     ran = {o.variant: o.row["ran"]["attention"] for o in outcomes.read(tmp_path / "study").outcomes}
-    assert ran == {"attention=flash": "flash", "attention=manual": "manual"}
-    assert outcomes.read(tmp_path / "study").warnings() == []
+    assert ran == {"attention=flash": "flash", "n_layer=2": "settled"}
 
 
 def test_runs_of_equal_minutes_have_the_iterations_of_their_variant(tmp_path):
@@ -109,23 +87,20 @@ def test_runs_of_equal_minutes_have_the_iterations_of_their_variant(tmp_path):
 def test_runs_begin_from_the_weights_that_the_study_names(tmp_path):
     # the setting used to be dropped, so that each run began from scratch, without a word
     run(tmp_path, plan(init_from="hf"), jobs=[("learning_rate=0.01", 1)])
-    flags = runner.settings_of(plan(init_from="hf"), "learning_rate=0.01", 1, tmp_path / "study")
-    assert flags["init_from"] == "resume"  # the fake has saved
-    assert runner.settings_of(plan(init_from="hf"), "learning_rate=0.01", 2, tmp_path / "study")["init_from"] == "hf"
+    for seed, start in ((1, "resume"), (2, "hf")):  # the first has saved
+        flags = runner.settings_of(plan(init_from="hf"), "learning_rate=0.01", seed, tmp_path / "study")
+        assert flags["init_from"] == start
 
 
 def test_a_run_that_ends_without_a_value_has_its_reason(tmp_path):
+    with pytest.raises(UserError, match="the first run, n_layer=13 with seed 1, cannot start: n_layer=13 is unlucky"):
+        run(tmp_path, plan({"n_layer=13": {"n_layer": 13}}))
     run(tmp_path, plan(RATES | {"learning_rate=100.0": {"learning_rate": 100.0}, "n_layer=13": {"n_layer": 13}}))
     found = {(o.variant, o.seed): (o.status, o.why) for o in outcomes.read(tmp_path / "study").outcomes}
     status, why = found["learning_rate=100.0", 1]
     assert status == "diverged" and "no finite gradient" in why
     assert found["n_layer=13", 1] == ("failed", "n_layer=13 is unlucky")
     assert found["learning_rate=0.1", 2][0] == "finished"
-
-
-def test_a_study_whose_first_run_cannot_start_ends(tmp_path):
-    with pytest.raises(UserError, match="the first run, n_layer=13 with seed 1, cannot start: n_layer=13 is unlucky"):
-        run(tmp_path, plan({"n_layer=13": {"n_layer": 13}, "n_layer=2": {"n_layer": 2}}))
 
 
 def test_a_full_disk_ends_the_study_which_goes_on_later(tmp_path):
@@ -135,44 +110,40 @@ def test_a_full_disk_ends_the_study_which_goes_on_later(tmp_path):
     assert list(outcomes.statuses(tmp_path / "study")) == [("n_layer=2", 1)]
 
 
-def test_a_study_whose_code_is_changed_ends(tmp_path):
-    # half of the runs would be of another program, and a verdict would compare the two
-    with fakes.in_this_process(), runner_of(tmp_path, plan()) as own:
-        running = own.run(runner.order(plan()), 1, math.inf)
-        next(running)
-        (tmp_path / "code" / "model.py").write_text("")
-        with pytest.raises(UserError, match=r"the code of working tree changed since the study in"):
-            next(running)
-    assert len(outcomes.statuses(tmp_path / "study")) == 1
-
-
-def test_a_study_whose_data_are_changed_ends(tmp_path, data):
+def test_a_study_whose_data_or_code_are_changed_ends(tmp_path, data):
     # the bins were replaced after two of six runs: a verdict with p = 0.00135, and no word
-    copy = shutil.copytree(data, tmp_path / "data")
-    the_plan = plan()
+    copy, the_plan = shutil.copytree(data, tmp_path / "data"), plan()
     the_plan.settings["dataset"] = str(copy)
     the_plan.data = versions.data([the_plan.settings])
-    assert len(run(tmp_path, the_plan, jobs=runner.order(the_plan)[:1])) == 1
-    (copy / "train.bin").write_bytes(bytes(2) + (copy / "train.bin").read_bytes()[2:])
-    with pytest.raises(UserError, match="/train changed since the study"):
-        run(tmp_path, the_plan)
+    ids, model = (copy / "train.bin").read_bytes(), tmp_path / "code" / "model.py"
+    with fakes.in_this_process(), runner_of(tmp_path, the_plan) as own:
+        for path, before, after in [(copy / "train.bin", ids, ids[::-1]), (model, b"", b"# new")]:
+            path.write_bytes(before)
+            the_plan.code = {"working tree": versions.digest(tmp_path / "code")}
+            running = own.run(outcomes.left(own.folder, runner.order(the_plan)), 1, math.inf)
+            next(running)
+            path.write_bytes(after)
+            with pytest.raises(UserError, match=r"(/train|the code of working tree) changed since the study"):
+                next(running)
+            path.write_bytes(before)
+    assert len(outcomes.statuses(tmp_path / "study")) == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_run_that_is_killed_is_resumed(tmp_path, number):
+def test_a_run_that_is_killed_is_resumed_after_the_others(tmp_path, number):
     unbroken = run(tmp_path / "unbroken", plan())
-    out_dir = outcomes.folder_of(tmp_path / "study", "learning_rate=0.1", 1)
+    out_dir = outcomes.folder_of(tmp_path / "study", *unbroken[1])
     fakes.send(number, out_dir)
-    assert run(tmp_path, plan(), processes=True) == unbroken
+    assert run(tmp_path, plan(), processes=True) == [unbroken[0], *unbroken[2:], unbroken[1]]
     assert not (out_dir / "signal").exists()
     assert values(tmp_path) == values(tmp_path / "unbroken")
     assert record_of(out_dir)["settings"]["init_from"] == ("resume" if number == signal.SIGTERM else "scratch")
 
 
-def test_a_run_that_is_killed_again_and_again_fails(tmp_path, monkeypatch):
+def test_a_run_that_is_killed_again_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(fakes, "FAKE", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     assert run(tmp_path, plan({"config": {}}, seeds=[1]), processes=True) == [("config", 1)]
-    assert "killed 3 times without a step" in outcomes.read(tmp_path / "study").outcomes[0].why
+    assert "signal 9 killed it again" in outcomes.read(tmp_path / "study").outcomes[0].why
 
 
 STUDY = """
@@ -183,11 +154,7 @@ folder, code = map(pathlib.Path, sys.argv[1:])
 plan = design.load(folder)
 with files.lock(folder) as lock:
     own = runner.Runner(plan, folder, {"working tree": code}, lock, print)
-    try:
-        for job in own.run(runner.order(plan), 2, math.inf):
-            print(job, flush=True)
-    except runner.Stopped as stopped:
-        sys.exit(128 + stopped.args[0])
+    list(own.run(runner.order(plan), 2, math.inf))
 """
 
 

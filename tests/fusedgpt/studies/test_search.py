@@ -1,17 +1,16 @@
-"""Searches with a train.py that learns nothing, in this process, and workers that share them."""
+"""The space of a search, and searches with a train.py that learns nothing, in this process."""
 
 import math
 import re
 import signal
-import time
-import types
 
 import pytest
 
 from fusedgpt.errors import UserError
 from fusedgpt.runs.metrics import read_metrics, record_of
-from fusedgpt.studies import command, outcomes, runner, search
-from fusedgpt.studies.runner import Stopped
+from fusedgpt.settings import Settings
+from fusedgpt.studies import command, outcomes, search
+from fusedgpt.studies.search import Axis
 from tests.conftest import TINY
 from tests.fusedgpt.studies import fakes
 from tests.fusedgpt.studies.workers import work
@@ -21,6 +20,65 @@ optuna = pytest.importorskip("optuna")
 pytest.importorskip("tyro")
 
 RATE = "--search=learning_rate=1e-6..1:log"  # the fake's loss is best at 0.01
+
+
+def test_a_space_has_ranges_and_choices():
+    text = "learning_rate=1e-3..2e-2:log, beta2 = 0.9..0.99,n_layer=2..6, optimizer=adamw|muon, compile=True|False"
+    assert search.space_of(text, Settings()) == {
+        "learning_rate": Axis(low=1e-3, high=2e-2, log=True),
+        "beta2": Axis(low=0.9, high=0.99),
+        "n_layer": Axis(low=2, high=6),
+        "optimizer": Axis(("adamw", "muon")),
+        "compile": Axis((True, False)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("learning_rate=1e-3..fast", "learning_rate='fast' is not allowed: it takes a number"),
+        ("jobs=1..3", "jobs cannot vary"),
+        ("learning_rate=1e-2..1e-3", "must be numbers that go up"),
+        ("learning_rate=0..1e-3:log", "above 0 with :log"),
+        ("dropout=0..1", "dropout=1.0 must be from 0 to just under 1"),
+        ("learning_rate=1e-3", "must be different choices, a|b, or a range"),
+        ("attention=a/b.py:f|a-b.py:f", "must be different choices"),  # their runs would share a folder
+        ("compile=False..True", "must be numbers that go up, above 0 with :log, or choices"),
+        ("learning_rate", "'learning_rate': write each setting once"),
+        ("n_layer=1..2,n_layer=2..3", "write each setting once"),
+        ("seed=1..3", "one for all trials"),
+        ("n_head=5..7", "n_embd=768 cannot be split"),
+        ("n_layer=2..4 --learning_rate=1e-3,2e-3", "--search chooses the variants"),
+        ("n_layer=2..4 --against=HEAD", "--search chooses the variants"),
+        ("n_layer=2..4 --jobs=2", "jobs=2: a trial of a search runs its 1 seed"),
+        ("n_layer=2..4 --trials=101 --seed=1,2", "this study has 202 runs"),
+    ],
+)
+def test_bad_input_is_refused(text, said):
+    with pytest.raises(UserError, match=re.escape(said)):
+        search.prepared(command.read([*f"--search={text}".split()], "a search"))
+
+
+@pytest.mark.parametrize(
+    ("text", "baseline"),
+    [
+        ("learning_rate=1e-4..1e-2,optimizer=adamw|muon", {"learning_rate": 0.002, "optimizer": "adamw"}),
+        ("learning_rate=3e-3..1e-2,n_layer=2..4", {"learning_rate": 0.003, "n_layer": 4}),
+    ],
+)
+def test_the_baseline_is_the_config_moved_into_the_space(text, baseline):
+    request = search.prepared(command.read([f"--search={text}", "--learning_rate=2e-3"], "a search"))
+    assert list(request.variants.values()) == [baseline]
+
+
+def test_a_name_tells_a_suggestion_whole():
+    assert math.isclose(Axis(low=0.0, high=1.0).nearest(1 / 3), 0.3333)
+    assert Axis(low=1e-3, high=0.01234567).nearest(1.0) == 0.01234567  # rounding must not leave the range
+    assert Axis(low=0.5, high=2.0).nearest(None) == 0.5
+    trial = optuna.trial.FixedTrial({"learning_rate": 0.00123456, "n_layer": 6, "optimizer": "muon"})
+    space = search.space_of("learning_rate=1e-3..0.0123,n_layer=2..6,optimizer=adamw|muon", Settings())
+    found = [axis.suggested(trial, name) for name, axis in space.items()]
+    assert found == [0.001235, 6, "muon"]
 
 
 @pytest.fixture
@@ -41,7 +99,7 @@ def in_file(folder):
     return [each for each in trials if each.state.name == "COMPLETE"]
 
 
-def test_a_search_ends_with_its_trials_a_best_one_and_the_command_that_confirms_it(tmp_path, code, here, capfd):
+def test_a_search_ends_with_its_trials_a_best_one_and_the_flags_that_confirm_it(tmp_path, code, here, capfd):
     results = work(tmp_path / "study", code, RATE, "--trials=5", "--seed=1,2", "--n_layer=3")
     assert [each.status for each in results.outcomes] == ["finished"] * 10
     assert results.design.baseline == next(iter(results.design.variants)) == "learning_rate=0.001"
@@ -56,24 +114,17 @@ def test_a_search_ends_with_its_trials_a_best_one_and_the_command_that_confirms_
     best = min(values, key=values.get)
     found = search.sentences(results)
     assert found[0].startswith(f"the best of 5 trials that have a value is {best}: val_loss ")
-    confirm = f"python study.py config/a.py --n_layer=3 --learning_rate=0.001,{best.partition('=')[2]} --seed=3..7"
-    assert found[-1].endswith(f"{confirm} --study_dir=out-confirm")
-    assert command.read(confirm.split()[3:], "").seeds == [3, 4, 5, 6, 7]
+    confirm = f"--learning_rate=0.001,{best.partition('=')[2]} --seed=3..7 --study_dir=out-confirm"
+    assert f" give {confirm} in place of --search" in found[-1]
+    assert command.read(confirm.split(), "").seeds == [3, 4, 5, 6, 7]
 
 
 def test_diverged_trials_are_the_worst_and_settings_that_come_again_are_not_run_again(tmp_path, code, here):
     rates = "--search=learning_rate=0.01|0.1|100.0"
     results = work(tmp_path / "study", code, rates, "--trials=8", "--learning_rate=0.01")
     found = in_file(tmp_path / "study")
-    assert len(found) == 8 and len(results.outcomes) <= 3
+    assert len(found) == 8 and len(outcomes.statuses(tmp_path / "study")) == len(results.outcomes) <= 3
     assert {each.value for each in found if each.params["learning_rate"] == 100.0} <= {math.inf}
-
-
-def test_a_worker_whose_trials_all_fail_gives_up(tmp_path, code, here):
-    work(tmp_path / "study", code, "--search=learning_rate=1e-6..1", "--trials=1")
-    (code / "train.py").write_text("import sys\nsys.exit('error: the disk has gone bad')")
-    with pytest.raises(UserError, match="5 trials in a row failed: the disk has gone bad"):
-        work(tmp_path / "study", code, "--search=learning_rate=1e-6..1", "--trials=20")
 
 
 def test_settings_that_do_not_fit_together_are_not_tried(tmp_path, code, here, monkeypatch):
@@ -81,16 +132,19 @@ def test_settings_that_do_not_fit_together_are_not_tried(tmp_path, code, here, m
     results = work(tmp_path / "study", code, "--search=n_head=2..8,learning_rate=1e-3..1", *flags)
     assert {each["n_head"] for each in results.design.variants.values()} <= {2, 4, 8}
     assert [each.status for each in results.outcomes] == ["finished"] * 4
-    monkeypatch.setattr(search, "UNFIT", 5)
-    flags = ("--n_embd=61", "--n_head=1", "--max_iters=3", "--trials=9")
-    with pytest.raises(UserError, match=r"5 suggestions in a row do not fit together: .*n_embd=61"):
-        work(tmp_path / "other", code, "--search=n_head=1..999", *flags)
+    monkeypatch.setattr(search, "FRUITLESS", 5)
+    with pytest.raises(UserError, match=r"5 trials in a row have no value, the last because .*n_embd=61"):
+        work(tmp_path / "other", code, "--search=n_head=1..999", "--n_embd=61", "--n_head=1", "--max_iters=3")
+    work(tmp_path / "third", code, RATE, "--trials=1")
+    (code / "train.py").write_text("import sys\nsys.exit('error: the disk has gone bad')")
+    with pytest.raises(UserError, match=r"5 trials in a row .* failed: the disk has gone bad"):
+        work(tmp_path / "third", code, RATE, "--trials=20")
 
 
 def test_a_search_that_is_stopped_goes_on_where_it_was(tmp_path, code):
     first = outcomes.folder_of(tmp_path / "study", "learning_rate=0.001", 1)
     fakes.send(-signal.SIGTERM, first)
-    with pytest.raises(Stopped):
+    with pytest.raises(SystemExit):
         work(tmp_path / "study", code, RATE, "--trials=2")
     assert 0 < len(read_metrics(first, "train")) < 27
     with fakes.in_this_process():
@@ -98,58 +152,38 @@ def test_a_search_that_is_stopped_goes_on_where_it_was(tmp_path, code):
         assert [each.status for each in results.outcomes] == ["finished"] * 2
         assert record_of(first)["settings"]["init_from"] == "resume"
         assert len(in_file(tmp_path / "study")) == 2
-        # with more trials, it goes on; with as many, nothing is left
+        # after the time is over no trial begins; with more trials it goes on; with as many, nothing is left
+        assert len(work(tmp_path / "study", code, RATE, "--trials=3", deadline=0).outcomes) == 2
         assert len(work(tmp_path / "study", code, RATE, "--trials=3").outcomes) == 3
         before = (tmp_path / "study" / "outcomes.jsonl").read_bytes()
         work(tmp_path / "study", code, RATE, "--trials=3")
         assert (tmp_path / "study" / "outcomes.jsonl").read_bytes() == before
 
 
-def test_a_trial_begun_before_the_time_is_over_is_continued_later(tmp_path, code, here, monkeypatch):
-    begun, popen = [], runner.subprocess.Popen
-    clock = types.SimpleNamespace(monotonic=lambda: len(begun), sleep=time.sleep)  # a run takes a second
-    flags = (RATE, "--trials=2", "--seed=1..3", "--max_iters=3")
-    with monkeypatch.context() as changed:
-        changed.setattr(runner.subprocess, "Popen", lambda *args, **how: begun.append(1) or popen(*args, **how))
-        changed.setattr(runner, "time", clock)
-        changed.setattr(search, "time", clock)
-        results = work(tmp_path / "study", code, *flags, deadline=2)
-    assert [each.status for each in results.outcomes] == ["finished", "finished", "missing"]
-    results = work(tmp_path / "study", code, *flags)
-    assert [each.status for each in results.outcomes] == ["finished"] * 6
-    assert len(in_file(tmp_path / "study")) == 2
-
-
-OTHERS = [
-    (["--search=learning_rate=1e-6..2:log"], "space was 'learning_rate=1e-6..1:log', and is"),
-    (["--search=n_layer=2..3"], "space was"),
-    ([RATE, "--n_layer=3"], "n_layer was 12, and is 3 now"),
-]
-
-
 def test_another_study_is_refused_by_name(tmp_path, code, here):
     storage = f"--storage=sqlite:///{tmp_path / 'shared.db'}"
-    work(tmp_path / "study", code, RATE, "--trials=1", storage, "--max_iters=3")
-    for flags, said in OTHERS:
+    its = ("--trials=1", storage, "--max_iters=3")
+    work(tmp_path / "study", code, RATE, *its)
+    for flags, said in [
+        (["--search=learning_rate=1e-6..2:log"], "space was 'learning_rate=1e-6..1:log', and is"),
+        ([RATE, "--n_layer=3"], "n_layer was 12, and is 3 now"),
+    ]:
         for folder in (tmp_path / "study", tmp_path / "elsewhere" / "study"):  # by study.json, and by the storage
             with pytest.raises(UserError, match=re.escape(said)):
-                work(folder, code, *flags, "--trials=1", storage, "--max_iters=3")
-    with pytest.raises(UserError, match=r"seeds was \[1\], and is \[1, 2\] now"):
-        work(tmp_path / "elsewhere" / "study", code, RATE, "--seed=1,2", "--trials=1", storage, "--max_iters=3")
-    work(tmp_path / "study", code, RATE.replace("=1e", " = 1e"), "--trials=2", storage, "--max_iters=3")
+                work(folder, code, *flags, *its)
+    work(tmp_path / "study", code, RATE.replace("=1e", " = 1e"), storage, "--trials=2", "--max_iters=3")
     assert len(outcomes.statuses(tmp_path / "study")) == 2  # the space may be written with other spaces
 
 
 def test_a_study_of_somebody_else_is_left_alone(tmp_path, code):
     url = f"sqlite:///{tmp_path / 'theirs.db'}"
-    theirs = optuna.create_study(study_name="study", storage=url)
-    theirs.add_trial(optuna.create_trial(value=1.0))
-    assert (
-        search.without_password("x --storage=postgresql://me:secret@host/db")
-        == "x --storage=postgresql://me:***@host/db"
-    )
+    optuna.create_study(study_name="study", storage=url).add_trial(optuna.create_trial(value=1.0))
+    hidden = search.without_password("x --storage=postgresql://me:secret@host/db")
+    assert hidden == "x --storage=postgresql://me:***@host/db"
     with pytest.raises(UserError, match=r"has another program's study of the name study"):
         work(tmp_path / "study", code, RATE, f"--storage={url}")
+    with pytest.raises(UserError, match=r"the storage fails: .*unable to open database file"):
+        work(tmp_path / "other", code, RATE, f"--storage=sqlite:///{tmp_path / 'absent' / 'a.db'}")
 
 
 def test_workers_with_folders_of_their_own_have_all_values(tmp_path, code, here):
@@ -175,6 +209,5 @@ def test_study_py_searches_and_reports_without_the_storage(tmp_path, data, here)
     assert "the baseline" in said and "trial 2 of 2" in said
     (folder / "study.db").unlink()
     (folder / "table.csv").unlink()
-    again = script("study.py", "report", folder).stdout
+    script("study.py", "report", folder)
     assert (folder / "table.csv").read_text().count("learning_rate=") >= 2
-    assert ("python study.py" in again) == ("no trial is better" not in again) and "--yes" not in again

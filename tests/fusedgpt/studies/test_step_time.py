@@ -1,5 +1,6 @@
 """A step of each variant is timed in turns, with a train.py whose steps sleep."""
 
+import contextlib
 import sys
 import time
 
@@ -45,14 +46,6 @@ def measure(tmp_path, monkeypatch):
     return measure
 
 
-def in_its_turn(training, seconds):
-    """Whether the steps of a turn took no more than the turn, though others had theirs before it."""
-    time.sleep(2)
-    began = time.perf_counter()
-    ms = training.turn(seconds)
-    return 0 < sum(ms) / 1e3 < time.perf_counter() - began + 1
-
-
 def test_a_step_that_takes_twice_as_long_is_found(measure, tmp_path):
     one = plan(LAYERS)
     found = measure(one)
@@ -63,11 +56,7 @@ def test_a_step_that_takes_twice_as_long_is_found(measure, tmp_path):
     assert one.settled == {"attention": "settled", "dtype": "float32", "compile": False}
     pids = [int(path.read_text()) for path in tmp_path.glob("study/turns/*/pid")]
     assert len(pids) == 2 and all(map(is_gone, pids))  # none is left stopped or running
-
-
-def test_a_variant_that_is_added_has_the_baselines_time(measure):
-    one = plan(LAYERS)
-    one.times = {"n_layer=1": {"ms": 100.0}}
+    one.times = {"n_layer=1": {"ms": 100.0}}  # a variant that is added has the baseline's time
     assert measure(one, ["n_layer=2"])["n_layer=2"]["ms"] == pytest.approx(200, rel=0.15)
 
 
@@ -85,9 +74,10 @@ def test_train_py_writes_each_step_and_stands_still(tmp_path, data):
     settings = {name: value for name, value in TINY.items() if name not in ("n_layer", "learning_rate")}
     one = plan({"n_layer=1": {"n_layer": 1, "learning_rate": 1e20}}, device="cpu", dtype="float32", **settings)
     one.settings["dataset"] = str(data)
-    training = step_time._Training(one, "n_layer=1", {"a": ROOT}, tmp_path)
-    try:
+    with contextlib.closing(step_time._Training(one, "n_layer=1", {"a": ROOT}, tmp_path)) as training:
         training.warm_up()
-        assert in_its_turn(training, 0.1)
-    finally:
-        training.close()
+        time.sleep(2)
+        began = time.perf_counter()
+        ms = training.turn(0.1)
+        # no more than the turn, though others had theirs before it
+        assert 0 < sum(ms) / 1e3 < time.perf_counter() - began + 1

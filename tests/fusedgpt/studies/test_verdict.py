@@ -67,30 +67,8 @@ def test_equal_differences_may_agree_by_chance():
     assert (four.p, four.word) == (1 / 64, "better")
     (same,) = compare({"1": np.zeros(4)})
     assert (same.p, same.word) == (1, "no difference found")
-
-
-def test_equal_differences_are_recognised_in_spite_of_rounding():
-    # 31.4 and 31.5 against 31.3 and 31.4 used to be p < 0.0001
-    (c,) = compare({"1": np.array([31.4 - 31.3, 31.5 - 31.4])}, 31.5)
-    assert c.p == 1 / 4
-
-
-def by_hand(p):
-    """Holm's p from his procedure: the smallest level of a grid at which it rejects each hypothesis."""
-    found = [1.0] * len(p)
-    for level in np.arange(1000, 0, -1) / 1000:
-        for rank, i in enumerate(np.argsort(p, kind="stable")):
-            if p[i] > level / (len(p) - rank):
-                break
-            found[i] = level
-    return found
-
-
-@given(st.lists(st.integers(0, 1000).map(lambda n: n / 1000), min_size=1, max_size=6))
-@repeatable
-def test_holm_is_the_procedure_by_hand(p):
-    assert holm(p) == pytest.approx(by_hand(p), abs=0.00101)  # the grid's step
-    assert holm(p) == [holm(p[::-1])[len(p) - 1 - i] for i in range(len(p))]
+    (rounded,) = compare({"1": np.array([31.4 - 31.3, 31.5 - 31.4])}, 31.5)  # used to be p < 0.0001
+    assert rounded.p == 1 / 4
 
 
 def test_holm_of_an_example():
@@ -127,34 +105,24 @@ def test_each_look_has_a_level_that_keeps_five_per_cent_over_all():
 
 
 def test_a_difference_of_interest_says_what_is_surely_smaller():
-    found = {
-        "same": differences(20, 0.0)["1"],
-        "worse": differences(20, 0.05)["1"],
-        "better": differences(20, -0.02)["1"],
-    }
-    sizes = {c.variant: c.size for c in compare(found, matters=0.02)}
-    assert sizes == {"same": "equivalent", "worse": "matters", "better": "no worse"}
-    assert {c.size for c in compare(found)} == {""}
+    for shift, size in [(0.0, "equivalent"), (0.05, "matters"), (-0.02, "no worse")]:
+        (c,) = compare(differences(20, shift), matters=0.02)
+        assert c.size == size
+    assert compare(differences(20, 0.0))[0].size == ""
 
 
-def share_found(size, sd, n, level, trials=40_000):
-    """The share of simulated samples that a t test at `level` finds, on the right side."""
-    drawn = np.random.default_rng(n).normal(size, sd, (trials, n))
+def share_found(size, n, level, trials=40_000):
+    """The share of simulated samples of spread 1 that a t test at `level` finds, on the right side."""
+    drawn = np.random.default_rng(n).normal(size, 1, (trials, n))
     t = stats.ttest_1samp(drawn, 0, axis=1)
     return ((t.pvalue < level) & (t.statistic > 0)).mean()
 
 
-@pytest.mark.parametrize("n, level", [(2, 0.05), (3, 0.007), (5, 0.05), (5, 0.01), (100, 0.05)])
+@pytest.mark.parametrize("n, level", [(2, 0.05), (3, 0.007), (5, 0.01), (100, 0.05)])
 def test_the_smallest_difference_is_found_in_80_percent(n, level):
-    size = smallest(0.3, n, level)
-    assert share_found(size, 0.3, n, level) == pytest.approx(0.8, abs=0.008)  # four standard errors
-
-
-@pytest.mark.parametrize("effect, level", [(0.3, 0.05), (1.0, 0.05), (1.0, 0.005), (4.0, 0.025)])
-def test_fewer_seeds_than_needed_do_not_do(effect, level):
-    n = seeds_needed(effect, 1.0, level)
-    assert share_found(effect, 1.0, n, level) >= 0.792
-    assert share_found(effect, 1.0, n - 1, level) <= 0.808
+    size = smallest(1.0, n, level)
+    assert share_found(size, n, level) == pytest.approx(0.8, abs=0.008)  # four standard errors
+    assert seeds_needed(size * 1.001, 1.0, level) == n and seeds_needed(size * 0.999, 1.0, level) == n + 1
 
 
 def test_the_range_of_what_seeds_find_holds_the_true_one():

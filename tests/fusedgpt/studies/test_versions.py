@@ -1,5 +1,6 @@
 """Versions of the code: a git commit or a folder beside the working tree, and digests of what runs read."""
 
+import os
 import shutil
 import subprocess
 
@@ -13,8 +14,10 @@ pytestmark = pytest.mark.skipif(not shutil.which("git"), reason="needs git")
 
 def git(folder, *command):
     who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
-    how = dict(capture_output=True, text=True, env=versions.environment())  # not the repository of a hook that runs us
-    return subprocess.run(["git", "-C", folder, *who, *command], check=True, **how).stdout.strip()
+    # a hook that runs us names its own repository there
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    done = subprocess.run(["git", "-C", folder, *who, *command], check=True, capture_output=True, text=True, env=env)
+    return done.stdout.strip()
 
 
 @pytest.fixture
@@ -22,7 +25,6 @@ def root(tmp_path):
     """A project of two commits, whose work tree and index somebody has changed since."""
     root = tmp_path / "project"
     (root / "fusedgpt").mkdir(parents=True)
-    (root / ".gitignore").write_text("/out*/\n")
     git(root, "init", "--quiet", "--initial-branch=main")
     for n in (1, 2):
         (root / "train.py").write_text(f"version = {n}\n")
@@ -44,10 +46,9 @@ def state(root):
     return files, kept, git(root, "branch", "--all"), git(root, "worktree", "list")
 
 
-def test_a_commit_is_a_version(root, tmp_path, monkeypatch):
+def test_a_commit_is_a_version(root, tmp_path):
     before, last, first = state(root), git(root, "rev-parse", "HEAD"), git(root, "rev-parse", "v1")
-    monkeypatch.setenv("GIT_DIR", "/nowhere")  # a hook of another repository sets it
-    for named, sha in {"HEAD": last, "main": last, last[:7]: last, "HEAD~1": first, "v1": first}.items():
+    for named, sha in {"HEAD": last, last[:7]: last, "HEAD~1": first, "v1": first}.items():
         name, there, record = versions.other(root, named, tmp_path / "code")
         assert name == sha[:7] and record == {"named": named, "commit": sha}
         assert (there / "train.py").read_text() == f"version = {1 if sha == first else 2}\n"
@@ -56,33 +57,29 @@ def test_a_commit_is_a_version(root, tmp_path, monkeypatch):
     assert sorted(path.name for path in (tmp_path / "code").iterdir()) == sorted([last[:7], first[:7]])  # no leftovers
 
 
-def test_a_folder_is_a_version(root, tmp_path):
-    clone = tmp_path / "clone"
-    git(root, "clone", "--quiet", str(root), str(clone))
-    name, there, record = versions.other(root, str(clone), tmp_path / "code")
-    assert (name, there, record["commit"]) == ("clone", clone, git(root, "rev-parse", "HEAD"))
-    shutil.rmtree(clone / ".git")
-    assert versions.other(root, str(clone), tmp_path / "code")[2]["commit"] is None
-
-
 @pytest.mark.parametrize("named", ["mian", "", "-x", "^HEAD", "HEAD:train.py"])
 def test_what_is_no_version_is_refused(named, root, tmp_path):
     with pytest.raises(UserError, match=r"is no commit of .* It takes the folder of a clone, a branch, a tag"):
         versions.other(root, named, tmp_path / "code")
 
 
-def test_the_change_that_is_judged_is_kept(root, tmp_path):
+def test_the_change_that_is_judged_is_kept_and_a_folder_is_a_version(root, tmp_path):
     # only a hash was, so nobody could run "working tree" again
-    before, path = state(root), tmp_path / "working-tree.diff"
+    (root / "study").mkdir()
+    before, path, clone = state(root), root / "study" / "working-tree.diff", tmp_path / "clone"
     versions.save_diff(root, path)
+    patch = path.read_bytes()
+    assert b"study/" not in patch
+    path.unlink()
     assert state(root) == before
-    clone = tmp_path / "clone"
     git(root, "clone", "--quiet", str(root), str(clone))
+    name, there, record = versions.other(root, str(clone), tmp_path / "code")
+    assert (name, there, record["commit"]) == ("clone", clone, git(root, "rev-parse", "HEAD"))
+    path.write_bytes(patch)
     git(clone, "apply", str(path))
     for name in ("train.py", "staged.py", "untracked.py"):
         assert (clone / name).read_text() == (root / name).read_text()
-    versions.save_diff(tmp_path, tmp_path / "none.diff")  # no work tree
-    assert not (tmp_path / "none.diff").exists()
+    assert versions.save_diff(tmp_path, tmp_path / "none.diff") is None  # no work tree
 
 
 def test_the_code_that_training_runs_has_a_digest(root, tmp_path):
@@ -91,28 +88,25 @@ def test_the_code_that_training_runs_has_a_digest(root, tmp_path):
     unchanged = versions.digest(root)  # staged.py and untracked.py are not of training
     assert versions.digest(versions.other(root, "HEAD", tmp_path / "code")[1]) == unchanged != changed
     (root / "fusedgpt" / "loss.py").rename(root / "fusedgpt" / "loss2.py")
-    renamed = versions.digest(root)
-    assert renamed not in (changed, unchanged)
-    (root / "fusedgpt" / "notes.md").write_text("not of training")
-    assert versions.digest(root) == renamed
+    assert versions.digest(root) not in (changed, unchanged)
 
 
 def test_the_digest_of_data_is_that_of_all_ids(data, tmp_path):
     # it was of a sample of 65,536 ids: 5 % of them were changed between two calls, and accepted
     copy = shutil.copytree(data, tmp_path / "copy")
     first = versions.data([{"dataset": str(copy)}])
-    assert set(first) == {f"{copy}/train", f"{copy}/val"}
     with open(copy / "train.bin", "r+b") as file:
         file.seek(-2, 2)
         file.write(b"\1\0")
     again = versions.data([{"dataset": str(copy)}])
-    assert again[f"{copy}/val"] == first[f"{copy}/val"] and again[f"{copy}/train"] != first[f"{copy}/train"]
+    assert [name for name in first if first[name] != again[name]] == [f"{copy}/train"] and len(again) == 2
     (copy / "val.bin").unlink()
     with pytest.raises(UserError, match=r"val\.bin"):
         versions.data([{"dataset": str(copy)}])
 
 
 def test_own_kernels_and_models_have_digests(tmp_path):
+    # between two calls they could be exchanged, and the verdict compared the old with the new
     kernel, model = tmp_path / "mine.py", tmp_path / "model"
     model.mkdir()
     for path in (kernel, model / "config.json", model / "model.safetensors"):

@@ -11,7 +11,7 @@ import sys
 
 from fusedgpt.errors import one_sentence
 from fusedgpt.machine import files
-from fusedgpt.studies import command, design, outcomes, search, space
+from fusedgpt.studies import command, design, outcomes, search
 from fusedgpt.studies.runner import Runner
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -22,7 +22,7 @@ def work(folder: pathlib.Path, code: pathlib.Path, *flags: str, deadline: float 
     settings = (f"--study_dir={folder}", "--learning_rate=1e-3", "--min_lr=0", "--max_iters=27")
     settings += ("--eval_interval=3", "--seed=1")
     given = {flag.partition("=")[0]: flag for flag in (*settings, *flags)}
-    request = space.prepared(command.read([*given.values()], "a study"))
+    request = search.prepared(command.read([*given.values()], "a study"))
     line = "python study.py config/a.py " + search.without_password(" ".join(f"'{flag}'" for flag in flags))
     plan = design.of(request, "search", line, {}, {}, None)
     plan.settings.pop("dataset")  # the fake train.py reads none
