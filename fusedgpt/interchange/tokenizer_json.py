@@ -175,14 +175,14 @@ def own(name: str) -> tuple[dict | None, Any]:
 class OfModel(Tokenizer):
     """The tokenizer of a model from elsewhere, as `read` gives it. A prompt gets the ids that transformers gives it.
 
-    ends: more ids at which a text ends. bos: whether a prompt gets the ids that the tokenizer puts before each text.
+    ends: more ids at which a text ends.
     """
 
-    def __init__(self, meta: dict, theirs: Any, ends: Collection[int], bos: bool):
+    def __init__(self, meta: dict, theirs: Any, ends: Collection[int]):
         super().__init__(meta)
         self.theirs, self.begin = theirs, []
         self.ends |= set(ends)
-        if theirs and bos:
+        if theirs:
             whole, text = theirs("a").input_ids, theirs("a", add_special_tokens=False).input_ids
             self.begin = next((whole[:n] for n in range(len(whole)) if whole[n : n + len(text)] == text), [])
 
