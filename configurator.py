@@ -222,9 +222,7 @@ def _print_help(settings, unused, description):
     @dataclasses.dataclass
     class Shown(type(settings)):  # tyro reads the comments of its bases
         __annotations__ = {
-            field.name: tyro.conf.Suppress[field.type]
-            for field in dataclasses.fields(settings)
-            if field.name in unused
+            field.name: tyro.conf.Suppress[field.type] for field in dataclasses.fields(settings) if field.name in unused
         }
 
     how = dict(prog=as_called(f"python {os.path.basename(sys.argv[0])}"), description=as_called(description))

@@ -34,7 +34,7 @@ from fusedgpt.attention.case import Case
 from fusedgpt.attention.receipt import contradiction, observe
 from fusedgpt.data import dataset
 from fusedgpt.data.dataloader import DataLoader
-from fusedgpt.errors import TRAIN_WITH_LESS, UserError, first_line, one_sentence, out_of_memory
+from fusedgpt.errors import TRAIN_WITH_LESS, UserError, one_sentence
 from fusedgpt.estimates import fits
 from fusedgpt.home import ROOT
 from fusedgpt.machine import determinism, files, memory, timing
@@ -118,14 +118,10 @@ def training_loop(run: Run) -> None:
         state.clock.start()  # time the step alone, without evaluations and files
         try:
             results = train_step(state, s, run.micro_steps)
-        except UserError:  # another process or the data is gone; the steps before this one are complete
-            run.save_whole_steps()
+        except Exception as error:
+            if isinstance(error, UserError) or is_own(s.attention):  # of another process, the data or a user's kernel
+                run.save_whole_steps()
             raise
-        except (Exception, SystemExit) as error:
-            if not is_own(s.attention) or out_of_memory(error):
-                raise
-            run.save_whole_steps()
-            raise UserError(f"attention={s.attention} fails: {type(error).__name__}: {first_line(error)}") from error
         # sum the stop flags over the ranks, so that all stop at the same step
         flags = {"time is up": time.perf_counter() > run.deadline, "stopped": bool(run.stopped_by)}
         state.results.add(results, flags, lr=state.optimizer.param_groups[0]["lr"])  # what the step has used

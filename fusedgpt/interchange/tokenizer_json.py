@@ -18,7 +18,7 @@ from fusedgpt.data.tokenizer import (
     tiktoken_bpe,
     without_prefix,
 )
-from fusedgpt.errors import UserError, first_line, shown
+from fusedgpt.errors import shown
 from fusedgpt.interchange import pretrained
 from fusedgpt.settings import PRETRAINED
 
@@ -196,10 +196,5 @@ class OfModel(Tokenizer):
 
 def _reached(name, file):
     """As pretrained.find_file, with one sentence for all errors."""
-    try:
+    with fails_as(f"cannot reach the {file} of {name}, try again with a network, or name a folder that has it"):
         return pretrained.find_file(name, file)
-    except Exception as error:  # the network, the Hub, the disk: each has exceptions of its own
-        raise UserError(
-            f"cannot reach the {file} of {name}: {first_line(error):.300}. Try again with a network, or name a folder"
-            " that has it"
-        ) from error
