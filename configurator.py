@@ -219,15 +219,17 @@ def _print_help(settings, unused, description):
     """Print the settings that are not in `unused`, with their values, and exit."""
     import tyro
 
-    @dataclasses.dataclass
-    class Shown(type(settings)):  # tyro reads the comments of its bases
-        __annotations__ = {
-            field.name: tyro.conf.Suppress[field.type] for field in dataclasses.fields(settings) if field.name in unused
-        }
+    kind = type(settings)
+    if hidden := {f.name: tyro.conf.Suppress[f.type] for f in dataclasses.fields(settings) if f.name in unused}:
 
+        @dataclasses.dataclass
+        class Shown(kind):  # by a class statement, because tyro reads what each setting means in the source
+            __annotations__ = hidden
+
+        kind = Shown
     how = dict(prog=as_called(f"python {os.path.basename(sys.argv[0])}"), description=as_called(description))
     how |= dict(use_underscores=True, config=(tyro.conf.FlagConversionOff,))  # --flag=True, not --flag and --no-flag
-    tyro.cli(Shown, default=Shown(**vars(settings)), args=["--help"], **how)
+    tyro.cli(kind, default=kind(**vars(settings)), args=["--help"], **how)
 
 
 if __name__ != "configurator":
