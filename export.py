@@ -80,6 +80,10 @@ ollama create NAME -f Modelfile
 python sample.py --out_dir=FOLDER
 ```""",
 }
+NANOGPTS_ACTIVATION = (
+    "a nanoGPT checkpoint does not name its activation: it is exported with the exact GELU, nanoGPT's since May 2023."
+    " For an older one, set activation_function to gelu_new in the config.json of --format=hf"
+)
 SAME = 2e-4  # of the largest logit: what rounding in another order may change
 
 
@@ -132,7 +136,7 @@ def main(out_dir: str | os.PathLike, folder: str | os.PathLike, format="hf") -> 
         card = model_card(out_dir, saved, meta, model, family, format)
         (new / exported.CARD).write_text(card, encoding="utf-8")
     if checkpoint.is_nanogpts(saved):
-        print(checkpoint.NANOGPTS_ACTIVATION)
+        print(NANOGPTS_ACTIVATION)
     use = USE[format].replace("PATH_OR_HUB_ID", str(folder)).replace("FOLDER", str(folder))
     print(f"wrote {folder}. {use.replace('DATA', data_of(saved))}")
 
