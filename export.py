@@ -2,14 +2,12 @@
 
     python export.py RUN [FOLDER]
     python export.py RUN --format=gguf
-    python export.py RUN --push=owner/name --license=mit
 
 The model loses its vocabulary padding. Biases that it does not have become zeros, except for nanoGPT. The logits stay
-the same, but for rounding; if the other program has only another form of GELU, the export says how far they are apart.
-A model card is written beside the model.
+the same, but for rounding; if the other program has only another form of GELU, the export says so. A model card is
+written beside the model.
 """
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -28,8 +26,6 @@ class Settings:
     folder: str = ""  # folder to write; empty: one in that of the run, named after the format
     # hf: for transformers, and for --init_from here; gguf: for llama.cpp and Ollama; nanogpt: for nanoGPT's sample.py
     format: Literal["hf", "gguf", "nanogpt"] = "hf"
-    push: str = ""  # owner/name: upload the folder to the Hugging Face Hub too, where a new model is private
-    license: str = ""  # licence that the model card names, by the Hub's name for it, such as mit; empty: none
 
 
 PLACES = ("out_dir", "folder")  # what arguments without a name set
@@ -41,6 +37,7 @@ import torch
 from safetensors import SafetensorError
 
 from fusedgpt.data import dataset
+from fusedgpt.data.tokenizer import end_of_text
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.home import ROOT
 from fusedgpt.interchange import exported, families, gguf_file, nanogpt, tokenizer_json
@@ -50,6 +47,7 @@ from fusedgpt.runs.metrics import losses_at, record_of, section
 from model import GPT
 
 CARD = """---
+pipeline_tag: text-generation
 {head}
 ---
 
@@ -61,8 +59,6 @@ A {family} that was trained with fusedGPT. {use}
 |---|---|
 {rows}
 """
-HEAD = {"hf": ["library_name: transformers", "pipeline_tag: text-generation"]}  # of a card, by format
-HEAD |= {"gguf": ["pipeline_tag: text-generation"], "nanogpt": []}
 USE = {
     "hf": """To load it with transformers:
 
@@ -84,19 +80,16 @@ ollama create NAME -f Modelfile
 python sample.py --out_dir=FOLDER
 ```""",
 }
-WORDS = {"gelu": "GELU exactly", "gelu_tanh": "GELU in GPT-2's tanh form"}
 NANOGPTS_ACTIVATION = (
     "a nanoGPT checkpoint does not name its activation: it is exported with the exact GELU, nanoGPT's since May 2023."
     " For an older one, set activation_function to gelu_new in the config.json of --format=hf"
 )
-WITHIN_DOCUMENTS = "within documents in training, across them in {family}: give it one document at a time"
 SAME = 2e-4  # of the largest logit: what rounding in another order may change
 
 
-def model_card(out_dir: pathlib.Path, saved: dict, meta: dict | None, model: GPT, format: str, license: str) -> str:
+def model_card(out_dir: pathlib.Path, saved: dict, meta: dict | None, model: GPT, family: str, format: str) -> str:
     """README.md for `model`, of the checkpoint `saved` of the run in `out_dir`. meta: its data's, if known."""
     environment, c = section(record_of(out_dir), "environment"), model.config
-    family = families.FAMILIES[families.of(c, "model_card (export.py)")].title
     alone = dataclasses.replace(c, vocab_multiple=1)  # without padding
     found = {
         "family": family,
@@ -104,7 +97,7 @@ def model_card(out_dir: pathlib.Path, saved: dict, meta: dict | None, model: GPT
         "tokenizer": meta and f"{meta['tokenizer']}, {c.vocab_size:,} ids",
         "parameters": f"{alone.num_params:,}",
         "shape": f"{c.n_layer} layers, {c.n_head} heads, {c.n_embd} channels, context of {c.block_size} tokens",
-        "attention": c.packed and WITHIN_DOCUMENTS.format(family=family),
+        "attention": c.packed and f"within documents in training, across them in {family}: give it one at a time",
         "iterations": f"{saved['iter_num']:,}",
         **losses_at(out_dir, saved["iter_num"]),
         "trained on": environment.get("device"),
@@ -112,8 +105,7 @@ def model_card(out_dir: pathlib.Path, saved: dict, meta: dict | None, model: GPT
         "commit of fusedGPT": environment.get("commit"),
     }
     rows = "\n".join(f"| {name} | {value} |" for name, value in found.items() if value)
-    licence = [f"license: {license}"] * bool(license)
-    head = "\n".join([*HEAD[format], *licence, exported.tags(family)])
+    head = "\n".join([*["library_name: transformers"] * (format == "hf"), exported.tags(family)])
     use = USE[format].replace("DATA", data_of(saved))
     return CARD.format(head=head, title=out_dir.resolve().name, family=family, use=use, rows=rows)
 
@@ -123,14 +115,12 @@ def data_of(saved: dict) -> str:
     return pathlib.Path(str(saved["config"].get("dataset", ""))).name
 
 
-def main(out_dir: str | os.PathLike, folder: str | os.PathLike, format="hf", push: str = "", license: str = "") -> None:
-    """Export the run in `out_dir` to `folder`, and upload it if `push` names a model of the Hub.
+def main(out_dir: str | os.PathLike, folder: str | os.PathLike, format="hf") -> None:
+    """Export the run in `out_dir` to `folder`.
 
     Raises UserError if there is no run, the folder cannot be written, or the format cannot hold the model.
     """
     out_dir, folder = pathlib.Path(out_dir), pathlib.Path(folder)
-    if push:
-        exported.require_upload(push)
     saved, _ = run_folder.load_best(out_dir)
     model, meta = GPT.from_checkpoint(saved), None
     try:
@@ -138,52 +128,17 @@ def main(out_dir: str | os.PathLike, folder: str | os.PathLike, format="hf", pus
     except UserError as error:  # a nanoGPT checkpoint only names its data, which may not be here
         print(f"no tokenizer is written: {error}")
     with exported.replacing(folder) as new:
-        WRITE[format](new, model, meta, saved)
-        card = model_card(out_dir, saved, meta, model, format, license)
-        (new / exported.CARD).write_text(card, encoding="utf-8", errors="backslashreplace")  # names may not be UTF-8
+        end = meta and end_of_text(meta)
+        theirs = to_transformers(model.config, model.state_dict(), bos_token_id=end, eos_token_id=end)
+        require_same_logits(model, theirs)
+        WRITE[format](new, model, theirs, meta, saved)
+        family = families.FAMILIES[theirs.config.model_type].title
+        card = model_card(out_dir, saved, meta, model, family, format)
+        (new / exported.CARD).write_text(card, encoding="utf-8")
     if checkpoint.is_nanogpts(saved):
         print(NANOGPTS_ACTIVATION)
     use = USE[format].replace("PATH_OR_HUB_ID", str(folder)).replace("FOLDER", str(folder))
     print(f"wrote {folder}. {use.replace('DATA', data_of(saved))}")
-    if push:
-        print(f"uploaded to {exported.upload(folder, push)}")
-
-
-def write_hf(folder, model, meta, saved):
-    """Write the files of transformers, and meta.json for sample.py."""
-    tokenizer = end = None
-    if meta is not None:
-        (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
-        try:
-            tokenizer = tokenizer_json.tokenizer(meta, model.config.block_size)
-            end = tokenizer.eos_token_id
-        except UserError as error:
-            print(f"no tokenizer is written: {error}")
-    theirs = to_transformers(model.config, model.state_dict(), bos_token_id=end, eos_token_id=end)
-    require_same_logits(model, theirs)
-    # by default transformers generates 256 more tokens, but the model has no positions beyond its context
-    theirs.generation_config.max_length = model.config.block_size
-    with contextlib.chdir(folder):  # the package tokenizers takes only paths in UTF-8
-        try:
-            theirs.save_pretrained(".")
-        except SafetensorError as error:  # a write failed
-            raise UserError(f"cannot write {folder}: {error}") from error
-        _tell_transformers_4(model.config)
-        for weights in pathlib.Path().glob("*.safetensors"):
-            shutil.copymode("config.json", weights)  # safetensors lets only the owner read them
-        if tokenizer is not None:
-            tokenizer_json.save(tokenizer, ".")
-    if theirs.config.model_type == "qwen2":
-        print("AutoTokenizer of transformers 5 splits texts as Qwen2 does: load PreTrainedTokenizerFast instead")
-
-
-def _tell_transformers_4(config):
-    """Write rotary positions into config.json with the keys of transformers 4 too, which does not read those of 5."""
-    file = pathlib.Path("config.json")
-    known = families.content(config, families.of(config, "write_hf (export.py)"))
-    rope = {key: value for key, value in known.items() if key.startswith("rope_") or key == "partial_rotary_factor"}
-    content = json.loads(file.read_text(encoding="utf-8")) | rope
-    file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def require_same_logits(model, theirs):
@@ -203,37 +158,49 @@ def require_same_logits(model, theirs):
         )
 
 
-def write_gguf(folder, model, meta, saved):
+def write_hf(folder, model, theirs, meta, saved):
+    """Write the files of transformers, and meta.json for sample.py."""
+    if meta is not None:
+        (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+        try:
+            tokenizer_json.save(tokenizer_json.tokenizer(meta, model.config.block_size), folder)
+        except UserError as error:
+            print(f"no tokenizer is written: {error}")
+    # by default transformers generates 256 more tokens, but the model has no positions beyond its context
+    theirs.generation_config.max_length = model.config.block_size
+    try:
+        theirs.save_pretrained(folder)
+    except SafetensorError as error:  # a write failed
+        raise UserError(f"cannot write {folder}: {error}") from error
+    file = folder / "config.json"
+    # transformers 4 does not read the keys that 5 writes for rotary positions
+    content = json.loads(file.read_text(encoding="utf-8")) | families.content(model.config, theirs.config.model_type)
+    file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    for weights in folder.glob("*.safetensors"):
+        shutil.copymode(file, weights)  # safetensors lets only the owner read them
+
+
+def write_gguf(folder, model, theirs, meta, saved):
     if meta is None:
         raise UserError("a GGUF file needs the tokenizer of the data: put the data where the checkpoint names it")
-    require_same_logits(model, to_transformers(model.config, model.state_dict()))
     gguf_file.write(folder, model.config, model.state_dict(), meta, data_of(saved))
-    if (context := model.config.block_size) % gguf_file.STEP:
-        print(f"llama.cpp does not stop at {context} tokens, where the model's context ends: ask for fewer, with -n")
-    say_gap(model, saved, "llama.cpp", gguf_file.ACTIVATION)
+    say_activation(model.config, "llama.cpp", gguf_file.ACTIVATION)
 
 
-def write_nanogpt(folder, model, meta, saved):
-    require_same_logits(model, to_transformers(model.config, model.state_dict()))
+def write_nanogpt(folder, model, theirs, meta, saved):
+    checkpoint.save(folder / "ckpt.pt", nanogpt.checkpoint(model.config, model.state_dict(), saved, data_of(saved)))
     if meta is not None and (ids := nanogpt.characters(meta)):
         (folder / "meta.pkl").write_bytes(pickle.dumps(ids))
-    checkpoint.save(folder / "ckpt.pt", nanogpt.checkpoint(model.config, model.state_dict(), saved, data_of(saved)))
-    say_gap(model, saved, "nanoGPT", nanogpt.ACTIVATION)
+    say_activation(model.config, "nanoGPT", nanogpt.ACTIVATION)
 
 
-def say_gap(model, saved, program, activation):
-    """Say how far the logits of `program`, which only has this `activation`, are from those of the model."""
-    c = model.config
-    if c.activation == activation or c.mlp == "swiglu":  # which has no GELU
-        return
-    ids = torch.randint(c.vocab_size, (1, c.block_size), generator=torch.Generator().manual_seed(0))
-    other = GPT.from_checkpoint(saved, activation=activation).eval()
-    with torch.no_grad():  # logits of the padding are -inf
-        gap = (model.eval()(ids, ids)[0] - other(ids, ids)[0])[..., : c.vocab_size].abs().max()
-    print(
-        f"{program} computes {WORDS[activation]}, and this model was trained with {WORDS[c.activation]}: on random ids,"
-        f" logits differ by up to {gap:.1g}, so its texts may differ"
-    )
+def say_activation(config, program, activation):
+    """Say if `program` computes another form of GELU than the model."""
+    if config.mlp == "gelu" and config.activation != activation:
+        print(
+            f"{program} computes activation={activation}, and this model was trained with {config.activation}: its"
+            " logits and texts may differ"
+        )
 
 
 WRITE = {"hf": write_hf, "gguf": write_gguf, "nanogpt": write_nanogpt}
@@ -241,7 +208,4 @@ WRITE = {"hf": write_hf, "gguf": write_gguf, "nanogpt": write_nanogpt}
 if __name__ == "__main__":
     with one_sentence():
         s = configure(Settings(), sys.argv[1:], __doc__, places=PLACES)
-        folder = s.folder or os.path.join(s.out_dir, s.format)
-        if not s.folder and os.path.islink(folder):  # of a run from elsewhere: it could lead to any export
-            raise UserError(f"{folder} is a link to {os.path.realpath(folder)}: remove it, or name a folder to write")
-        main(s.out_dir, folder, s.format, s.push, s.license)
+        main(s.out_dir, s.folder or os.path.join(s.out_dir, s.format), s.format)

@@ -27,42 +27,28 @@ TASKS = pathlib.Path(__file__).resolve().parent / "eval"
 def evaluate(folder: str, tasks: list[str]) -> dict[str, Any]:
     """Run lm_eval on the model in `folder` and return its results.
 
-    Raises UserError if lm_eval is missing, a task is unknown, or the model's tokenizer cannot write a task's texts.
+    Raises UserError if lm_eval cannot: a task may be unknown, or the tokenizer may lack a character of its texts.
     """
-    try:
-        import lm_eval
-        from lm_eval.tasks import TaskManager
-        from transformers import PreTrainedTokenizerFast
-    except ImportError as error:
-        raise UserError("harness.py needs the package lm_eval: pip install 'lm_eval[hf]'") from error
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+    from transformers import PreTrainedTokenizerFast
 
-    known = TaskManager(include_path=str(TASKS), include_defaults=False)
-    if not set(tasks) <= set(known.all_tasks):
-        known = TaskManager(include_path=str(TASKS))  # reading lm_eval's thousands of tasks takes a while
-    if unknown := set(tasks) - set(known.all_tasks):
-        raise UserError(f"lm_eval has no task {', '.join(sorted(unknown))}: python -m lm_eval ls tasks lists them")
     meta, theirs = tokenizer_json.read(folder)
-    ours = tokenizer_json.OfModel(meta, theirs, (), bos=True)
-    model = {"pretrained": str(pathlib.Path(folder).resolve()), "dtype": "float32"}
-    own = {}
-    if pathlib.Path(folder, "tokenizer.json").exists():
-        # lm_eval's AutoTokenizer splits the texts of any Qwen2 as Qwen does, whatever this file says
-        own["tokenizer"] = theirs or PreTrainedTokenizerFast.from_pretrained(model["pretrained"])
+    ours = tokenizer_json.OfModel(meta, theirs, ())
+    # lm_eval predicts the first id of a text from this id: that before each text, end-of-text, or else a new line
+    before = [*ours.begin, *(ours.ends or ours.encode("\n"))][0]
+    model = {"pretrained": str(pathlib.Path(folder).resolve()), "dtype": "float32", "prefix_token_id": before}
+    # lm_eval's AutoTokenizer splits the texts of any Qwen2 as Qwen does, whatever the folder says
+    own = {"tokenizer": theirs or PreTrainedTokenizerFast.from_pretrained(folder)}
+    # reading lm_eval's thousands of tasks takes a while
+    known = {file.stem for file in TASKS.glob("*.yaml")}
+    manager = TaskManager(include_path=str(TASKS), include_defaults=not known.issuperset(tasks))
+    how = dict(tasks=tasks, task_manager=manager, device=str(resolve_device("auto")), log_samples=False)
     try:
-        # lm_eval predicts the first id of a text from this id: that before each text, end-of-text, or else a new line
-        model["prefix_token_id"] = [*ours.begin, *(ours.ends or ours.encode("\n"))][0]
         with contextlib.chdir(TASKS.parent):  # lm_eval reads the texts of eval/ from the current folder
-            device = str(resolve_device("auto"))
-            found = lm_eval.simple_evaluate(
-                "hf", model | own, tasks=tasks, device=device, task_manager=known, log_samples=False
-            )
-    except Exception as error:  # tokenizers raises a bare Exception for an unknown character
-        if ours.kind != "char" and ours.ends:
-            raise
-        raise UserError(
-            f"{', '.join(tasks)} does not fit the tokenizer in {folder}, which may lack a character, or an id that ends"
-            f" a text that is generated ({first_line(error)}): take another task, or train a model on bytes"
-        ) from error
+            found = lm_eval.simple_evaluate("hf", model | own, **how)
+    except Exception as error:  # lm_eval and tokenizers raise all kinds, also a bare Exception
+        raise UserError(f"lm_eval cannot score {folder} on {', '.join(tasks)}: {first_line(error)}") from error
     found["config"]["model_args"] = model  # without the tokenizer, which is no JSON
     return found
 

@@ -50,22 +50,19 @@ class CausalSelfAttention(nn.Module):
         self.attend = ATTENTION[config.attention]  # train.py and sample.py set theirs by GPT.use_attention
         self.recompute = config.recompute == "attention"
 
-    def forward(self, x, cache=None, documents=None, rotation=None, last=False):
+    def forward(self, x, cache=None, documents=None, rotation=None):
         """Each token gathers values from itself and earlier tokens: (B, T, C) to (B, T, C). Extends `cache`, if any.
 
         documents, (B, Tk): the number of each token's document; a token sees no other document. None: all are of one.
         rotation: of each token's position, as rotary.rotation returns it. None: positions are in x.
-        last: return only the last token's, (B, 1, C).
         """
         B, T, _ = x.shape
         qkv = self.c_attn(x).view(B, T, -1, self.head_size)  # (B, T, C) -> (B, T, nh + 2 nkv, hs)
         q, k, v = qkv.split(self.heads, dim=2)  # (B, T, nh, hs), and twice (B, T, nkv, hs)
-        if last:
-            q = q[:, -1:]  # (B, 1, nh, hs): the others' outputs are not needed, but their keys and values are
         if self.qk_norm:  # in the dtype of its weights, because with another PyTorch has no fused RMSNorm
             q, k = (norm(x.to(norm.weight.dtype)).to(x.dtype) for norm, x in ((self.q_norm, q), (self.k_norm, k)))
         if rotation is not None:
-            q, k = rotary.rotate(q, rotation[:, -q.size(1) :]), rotary.rotate(k, rotation)  # shapes as before
+            q, k = rotary.rotate(q, rotation), rotary.rotate(k, rotation)  # shapes as before
         q, k, v = (each.transpose(1, 2) for each in (q, k, v))  # (B, nh, T, hs): heads are as independent as sequences
         if cache is not None:
             k, v = cache.extend(k, v)  # (B, nkv, Tk, hs): earlier keys first, in the cache's dtype
@@ -114,13 +111,11 @@ class Block(nn.Module):
         self.ln_2 = None if config.parallel_block else _norm(config, config.n_embd)
         self.mlp = MLP(config)
 
-    def forward(self, x, *attention_inputs, last=False):
-        """(B, T, C) to (B, T, C); takes what attention takes after x. last: return only the last token's, (B, 1, C)."""
+    def forward(self, x, *attention_inputs):
+        """(B, T, C) to (B, T, C); takes what attention takes after x."""
         # pre-norm: each branch normalises its input; ln_f normalises the sum of all branches once, at the end
         normed = self.ln_1(x)
-        attended = self.attn(normed, *attention_inputs, last=last)
-        if last:
-            x, normed = x[:, -1:], normed[:, -1:]
+        attended = self.attn(normed, *attention_inputs)
         if self.ln_2 is None:  # parallel_block: both branches read the same (GPT-J)
             return x + attended + self.mlp(normed)
         x = x + attended  # (B, T, C)
@@ -215,9 +210,7 @@ class GPT(nn.Module):
         recompute = self.config.recompute == "block" and not cache
         for layer, block in enumerate(self.transformer.h):
             inputs = x, cache[layer] if cache else None, documents, rotation
-            # the last layer's other tokens end in its keys, because only the last one gets logits below
-            last = bool(cache) and targets is None and T > 1 and layer == self.config.n_layer - 1
-            x = _recomputed(block, *inputs) if recompute else block(*inputs, last=last)
+            x = _recomputed(block, *inputs) if recompute else block(*inputs)
         x = self.transformer.ln_f(x)
         if targets is None:
             # generation needs only the last position, and lm_head is the widest matrix product
@@ -240,13 +233,9 @@ class GPT(nn.Module):
         n = sum(p.numel() for p in self.parameters())
         return n - self.config.looked_up if non_embedding else n
 
-    def flops_per_token(self) -> int:
-        """Of a forward and a backward, as nanoGPT counts them; see GPTConfig.flops_per_token."""
-        return self.config.flops_per_token
-
     def estimate_mfu(self, fwdbwd_per_iter: int, dt: float) -> float:
         """Fraction of an A100's 312 TFLOP/s if `fwdbwd_per_iter` sequences take `dt` seconds (nanoGPT's convention)."""
-        return self.flops_per_token() * self.config.block_size * fwdbwd_per_iter / dt / 312e12
+        return self.config.flops_per_token * self.config.block_size * fwdbwd_per_iter / dt / 312e12
 
     def crop_block_size(self, block_size: int) -> None:
         """Drop the positions from `block_size` on. Raises UserError if the model has fewer."""

@@ -12,9 +12,7 @@ import codecs
 import contextlib
 import dataclasses
 import functools
-import gc
 import pathlib
-import signal
 import sys
 import time
 from typing import Literal, TextIO
@@ -34,8 +32,6 @@ class Settings:
     # folder of a model in Hugging Face's format
     out_dir: str = "out"
     start: str = "\n"  # prompt, or FILE:path
-    # begin a prompt as the tokenizer of a model in Hugging Face's format does by default, such as Llama's with <s>
-    bos: bool = True
     # ask for prompts on the console, ignore `start`, and draw one sample for each prompt. Ctrl-C ends a text; Ctrl-D or
     # an empty prompt ends the program
     interactive: bool = False
@@ -44,9 +40,6 @@ class Settings:
     temperature: float = 0.8  # softmax temperature; lower prefers likelier ids; 0 always takes the likeliest
     top_k: int = 200  # draw from the k likeliest ids; 0: from all
     top_p: float = 0.0  # draw from the fewest likeliest ids that together reach this probability (nucleus); 0: all
-    stop: str = ""  # text that ends a sample when it appears
-    # print the first sample as it is drawn, not when it is complete; auto: if it is the only one, on a terminal
-    stream: bool | Literal["auto"] = "auto"
     seed: int = 1337  # seed of the draws: the same seed gives the same samples
     device: str = "auto"  # device: auto (a GPU if there is one), cpu, cuda, cuda:1, mps
     # dtype of weights and matrix products; auto: the fastest for the prompt, and the fastest for the tokens after it
@@ -71,12 +64,8 @@ ONLY_TRAINING = {
 PLACES = ("out_dir",)  # what an argument without a name sets
 
 if __name__ == "__main__":
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a background job ignores Ctrl-C
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # there is nothing to save, so Ctrl-C ends the program at once
     # before PyTorch, which takes seconds to import
     answer_help(Settings(), sys.argv[1:], __doc__, unused=ONLY_TRAINING, places=PLACES)
-
-gc.disable()  # imports make objects that stay, and to look for garbage among them takes a quarter of the time
 
 import torch
 
@@ -92,8 +81,6 @@ from fusedgpt.machine import memory
 from fusedgpt.machine.device import dtype_name, resolve_device, resolve_dtype
 from fusedgpt.runs import checkpoint, metrics, run_folder
 from model import GPT
-
-gc.enable()
 
 
 def validate(s: Settings) -> None:
@@ -123,10 +110,7 @@ def load(s: Settings) -> tuple[GPT, Tokenizer]:
         model = GPT.from_pretrained(source, changes, say=say)
         say(f"sampling from {source}")
         meta, theirs = tokenizer_json.read(source, say)
-        tokenizer = tokenizer_json.OfModel(meta, theirs, pretrained.ends(source), s.bos)
-        if tokenizer.begin:
-            names = " ".join(theirs.convert_ids_to_tokens(tokenizer.begin))
-            say(f"each prompt begins with {names}, as the model's tokenizer has it; not with --bos=False")
+        tokenizer = tokenizer_json.OfModel(meta, theirs, pretrained.ends(source))
     else:
         path = pathlib.Path(s.out_dir)
         if path.suffix == ".pt" and not path.is_dir():
@@ -141,8 +125,6 @@ def load(s: Settings) -> tuple[GPT, Tokenizer]:
             say(checkpoint.NANOGPTS_ACTIVATION)
     remedy = "put the tokenizer.json or meta.json of the model into its folder"
     dataset.check_fit(meta, model.config.vocab_size, f"the tokenizer ({meta['tokenizer']})", remedy)
-    if gaps := tokenizer.ids_without_text():
-        say(f"the data's meta has no character for {len(gaps)} ids, such as {gaps[0]}: they are shown as \ufffd")
     return model, tokenizer
 
 
@@ -163,29 +145,22 @@ def read_prompt(text: str, tokenizer: Tokenizer, vocab_size: int) -> tuple[str, 
 
 
 class Sample:
-    """A text that grows id by id until the text `stop` or an id that ends a text comes."""
+    """A text that grows id by id until an id that ends a text comes."""
 
-    def __init__(self, prompt: str, tokenizer: Tokenizer, stop: str):
-        self.text, self.tokenizer, self.stop, self.ended = prompt, tokenizer, stop, False
-        self.searched = len(prompt)  # `stop` in the prompt does not count
-        self.shown = 0
+    def __init__(self, prompt: str, tokenizer: Tokenizer):
+        self.unshown, self.tokenizer, self.ended = prompt, tokenizer, False
         self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")  # an id may be part of a character
 
     def add(self, token: int) -> None:
         """Append the next id, unless the sample has ended."""
         self.ended |= token in self.tokenizer.ends
-        if self.ended:
-            return
-        self.text += self.utf8.decode(self.tokenizer.decode([token]))
-        at = self.text.find(self.stop, self.searched) if self.stop else -1
-        if at >= 0:
-            self.text, self.ended = self.text[:at], True
+        if not self.ended:
+            self.unshown += self.utf8.decode(self.tokenizer.decode([token]))
 
-    def unshown(self, complete: bool) -> str:
-        """The text that was not returned yet. Unless `complete`, withholds an end that may begin the stop text."""
-        withheld = 0 if complete or self.ended or not self.stop else len(self.stop) - 1
-        start, self.shown = self.shown, max(self.shown, len(self.text) - withheld)
-        return self.text[start : self.shown]
+    def show(self, end: str = "") -> None:
+        """Print at once what was not printed yet, and `end`."""
+        print(terminal.harmless(self.unshown, sys.stdout), end=end, flush=True)
+        self.unshown = ""
 
 
 def report(engine: engines.Engine, s: Settings, drawn: int, first: float, rest: float, device: torch.device) -> str:
@@ -210,31 +185,25 @@ def draw(
     text, ids = prompt
     if len(ids) > (most := engine.config.block_size):
         say(f"of the prompt's {len(ids)} tokens only the last {most} are read: block_size={most}", sys.stderr)
-    samples = [Sample(text, tokenizer, s.stop) for _ in range(s.num_samples)]
+    samples = [Sample(text, tokenizer) for _ in range(s.num_samples)]
     idx = torch.tensor([ids], device=generator.device).repeat(s.num_samples, 1)
     draws = s.temperature, s.top_k, s.top_p, generator, tokenizer.vocab_size
-    streams = s.num_samples == 1 and sys.stdout.isatty() if s.stream == "auto" else s.stream
-    times = []
+    streams, times = s.num_samples == 1 and sys.stdout.isatty(), []
     try:
         for new in generate.new_tokens(engine, idx, s.max_new_tokens, *draws, cache=engine.cache):
             for sample, token in zip(samples, new[:, 0].tolist()):
                 sample.add(token)
             times.append(time.perf_counter())  # tolist() has waited for the device
             if streams:
-                show(samples[0].unshown(complete=False))
+                samples[0].show()
             if all(sample.ended for sample in samples):
                 break
     except KeyboardInterrupt:  # ends a text of a conversation
         if not s.interactive:
             raise
     for sample in samples:
-        show(sample.unshown(complete=True) + "\n---------------\n")
+        sample.show(end="\n---------------\n")
     return times
-
-
-def show(text: str) -> None:
-    """Print a part of a sample at once."""
-    print(terminal.harmless(text, sys.stdout), end="", flush=True)
 
 
 def converse(
@@ -243,8 +212,6 @@ def converse(
     """Continue one typed prompt after another, until an empty line or the end of input."""
     with contextlib.suppress(ImportError):  # Windows has no readline
         import readline  # noqa: F401 (with it, input() edits and remembers lines)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     while True:
         try:
             if not (text := input("prompt: ")):
@@ -271,9 +238,6 @@ def main(s: Settings) -> None:
     else:
         prompt = read_prompt(s.start, tokenizer, vocab_size)
         length = len(prompt[1])
-    if s.temperature == 0 and s.num_samples > 1:
-        say("one sample is drawn, because with temperature=0 all would be the same", sys.stderr)
-        s = dataclasses.replace(s, num_samples=1)
     fits.check_sampling(model.config, s.num_samples, length + s.max_new_tokens, device, dtype)
     engine = auto.prepare(s, model, length, device, functools.partial(say, stream=sys.stderr))
     del model  # frees the weights if the engine has copies

@@ -31,7 +31,7 @@ from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.studies import command
 
 if __name__ == "__main__" and "report" not in sys.argv[1:2]:
-    answer_help(command.settings_class()(), sys.argv[1:], __doc__, unused=command.SET_BY_THE_STUDY)
+    answer_help(command.AllSettings(), sys.argv[1:], __doc__, unused=command.SET_BY_THE_STUDY)
 
 from tqdm import tqdm
 

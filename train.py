@@ -15,12 +15,11 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is not signal.SIG_
 import dataclasses
 import functools
 import gc
-import os
 import pathlib
 import time
 from collections.abc import Callable
 
-from configurator import adopt, answer_help, configure, separate
+from configurator import COMMAND_LINE, answer_help, assigned, changed
 from fusedgpt.attention.table import is_own, located
 from fusedgpt.settings import Settings, as_built, require_learning, validate
 
@@ -35,7 +34,7 @@ from fusedgpt.attention.case import Case
 from fusedgpt.attention.receipt import contradiction, observe
 from fusedgpt.data import dataset
 from fusedgpt.data.dataloader import DataLoader
-from fusedgpt.errors import TRAIN_WITH_LESS, UserError, first_line, one_sentence, out_of_memory
+from fusedgpt.errors import TRAIN_WITH_LESS, UserError, one_sentence
 from fusedgpt.estimates import fits
 from fusedgpt.home import ROOT
 from fusedgpt.machine import determinism, files, memory, timing
@@ -55,25 +54,17 @@ from model import GPT, GPTConfig
 
 def read_settings(args: list[str]) -> Settings:
     """The settings of the command line. A resumed run has its saved settings, changed by config files and flags."""
-    was = {}  # the settings of the run that is resumed
-
-    def earlier(s):
-        if (found := resume.earlier_config(s)) is None:
-            return None
-        was.update(found[0])
-        kept = {name: value for name, value in was.items() if name not in resume.reaching_out(was)}
-        return dataclasses.replace(adopt(Settings(), kept, found[1]), out_dir=s.out_dir)
-
-    unnamed, flags = separate(args)
-    for name in filter(os.path.isdir, unnamed):
-        raise UserError(f"{name} is a folder: to train its run on, give --init_from=resume --out_dir={name}")
-    s = configure(Settings(), args, __doc__, earlier=earlier)
-    given = {flag.partition("=")[0] for flag in flags}
-    if was:
+    given = assigned(Settings(), args)
+    flags = {name for name, _, where in given if where == COMMAND_LINE}
+    s = changed(Settings(), given)
+    if earlier := resume.earlier_config(s):
+        was, path = earlier
+        kept = [(name, was[name], path) for name in was if name in vars(s) and name not in resume.reaching_out(was)]
+        s = changed(changed(Settings(), kept), given)
         resume.require_given_again(s, was)
-    if was and "--lr_decay_iters" not in given:
-        s = resume.prolonged(s, was)
-    if "--max_iters" in given and "--minutes" not in given:
+        if "lr_decay_iters" not in flags:
+            s = resume.prolonged(s, was)
+    if "max_iters" in flags and "minutes" not in flags:
         s = dataclasses.replace(s, minutes=None)  # of a file or an earlier run: they would set another max_iters
     resume.require_right_flag(s)
     return resume.where_to_start(dataclasses.replace(s, attention=located(s.attention)))
@@ -128,14 +119,10 @@ def training_loop(run: Run) -> None:
         try:
             with distributed.others_needed():
                 results = train_step(state, s, run.micro_steps)
-        except UserError:  # another process or the data is gone; the steps before this one are complete
-            run.save_whole_steps()
+        except Exception as error:
+            if isinstance(error, UserError) or is_own(s.attention):  # of another process, the data or a user's kernel
+                run.save_whole_steps()
             raise
-        except (Exception, SystemExit) as error:
-            if not is_own(s.attention) or out_of_memory(error):
-                raise
-            run.save_whole_steps()
-            raise UserError(f"attention={s.attention} fails: {type(error).__name__}: {first_line(error)}") from error
         # sum the stop flags over the ranks, so that all stop at the same step
         flags = {"time is up": time.perf_counter() > run.deadline, "stopped": bool(run.stopped_by)}
         state.results.add(results, flags, lr=state.optimizer.param_groups[0]["lr"])  # what the step has used

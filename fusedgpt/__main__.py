@@ -7,7 +7,6 @@
 A config file that is not in the current folder is taken from the project.
 """
 
-import ast
 import difflib
 import pathlib
 import runpy
@@ -22,21 +21,6 @@ COMMANDS = ("train", "sample", "plot", "export", "study", "bench", "harness", "c
 def data_sets() -> dict[str, pathlib.Path]:
     """The prepare scripts by the names of their data sets."""
     return {path.parent.name: path for path in sorted((home.SCRIPTS / "data").glob("*/prepare.py"))}
-
-
-def about(script: pathlib.Path) -> str:
-    """The first paragraph of a script's docstring, as one line. The script does not run."""
-    text = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
-    return " ".join(text.partition("\n\n")[0].split())
-
-
-def _print_help():
-    print(__doc__, "Each command takes --help.\n", sep="\n")
-    print("  prepare   Make a data set: fusedgpt prepare NAME, where NAME is one of")
-    for name, path in data_sets().items():
-        print(f"    {name:<18}{about(path)}")
-    for name in COMMANDS:
-        print(f"  {name:<10}{about(home.SCRIPTS / f'{name}.py')}")
 
 
 def _require(name, known, what):
@@ -70,7 +54,8 @@ def main() -> None:
     """Run the script that the command line names, as `python SCRIPT` would. Without a command, print the help."""
     with one_sentence():
         if not sys.argv[1:] or sys.argv[1] in ("-h", "--help") or sys.argv[1:] == ["prepare", "--help"]:
-            sys.exit(_print_help())
+            print(__doc__, f"Commands: prepare, {', '.join(COMMANDS)}; each takes --help.", sep="\n")
+            sys.exit(print(f"Data sets to prepare: {', '.join(data_sets())}"))
         script, args = script_of(sys.argv[1:])
     sys.argv, home.by_command = [str(script), *args], True
     sys.path[: 0 if sys.flags.safe_path else 1] = [str(script.parent)]  # as Python does for a script

@@ -4,7 +4,6 @@ A field that you add here becomes a flag of train.py, reaches GPTConfig, and is 
 computes with these fields (counts, estimates, export) names those that it knows and refuses others (`require_known`).
 """
 
-import collections
 import dataclasses
 import math
 import typing
@@ -172,11 +171,6 @@ class GPTConfig(Dimensions):
     def rotated(self) -> int:
         """The channels of a head that rotate."""
         return int(self.head_channels * self.rope_fraction)
-
-    @property
-    def layers_by_window(self) -> dict[int | None, int]:
-        """The number of layers with each window, or with None."""
-        return collections.Counter(self.windows)
 
     @property
     def biases(self) -> dict[str, bool]:

@@ -25,19 +25,14 @@ class UserError(ValueError):
 
 
 def shown(value: Any) -> str:
-    """The repr of `value` for a message, at most some 200 characters; the name of its type if repr fails."""
-    try:
-        text = SHORT.repr(value)
-    except (Exception, SystemExit):  # a whole number of 5,000 digits
-        text = f"<{type(value).__name__}>"
+    """The repr of `value` for a message, at most some 200 characters."""
+    text = SHORT.repr(value)
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message, without the full stop; empty if it has no message."""
-    with contextlib.suppress(Exception):  # no message
-        return str(error).strip().splitlines()[0].rstrip(". ")
-    return ""
+    return str(error).strip().partition("\n")[0].rstrip(". \r")
 
 
 def is_panic(error: BaseException) -> bool:

@@ -69,7 +69,7 @@ def test_amds_setting_by_config_file():
         (["report"], "name the folder of a benchmark"),
         (["report", "--format=gif"], "it takes 'svg' or 'pdf'"),
         (["report", "config"], "config/rows.jsonl does not exist, or is empty"),
-        (["nowhere.py"], "config file nowhere.py does not exist"),
+        (["nowhere.py"], "there is no config file nowhere.py"),
         # each row used to fail on its own, with an internal exception
         (["sweep", "--precision=0"], "precision=0.0 must be more than 0"),
         (["ladder", "--seconds=-1"], "seconds=-1.0 must be more than 0"),

@@ -77,7 +77,7 @@ def test_a_llama_of_124m_costs_what_gpt2_costs():
     with torch.device("meta"):
         a, b = (GPT(GPTConfig.of(Settings(**each), vocab_size=50257)) for each in (gpt2, llama))
     assert a.get_num_params() == b.get_num_params() == 123_587_328
-    assert a.flops_per_token() == b.flops_per_token()
+    assert a.config.flops_per_token == b.config.flops_per_token
 
 
 def test_the_llama_of_shakespeare_differs_in_the_model_alone():

@@ -12,7 +12,7 @@ import pytest
 import configurator
 import sample
 import train
-from configurator import configure, separate
+from configurator import assigned, changed, configure, separate
 from fusedgpt.errors import UserError
 from tests.launch import ROOT, script, sentence
 
@@ -48,7 +48,7 @@ def test_a_file_changes_an_earlier_run_to_a_default_too(tmp_path):
         "def _set():\n    global size\n    size = steps\n_set()\n"
     )
     before = Settings(rate=0.2, steps=99, name="y", quick=True, compile=True, kernel="manual")
-    got = configure(Settings(), [str(tmp_path / "c.py")], "", earlier=lambda _: before)
+    got = changed(before, assigned(Settings(), [str(tmp_path / "c.py")]))
     assert got == Settings(name="y", compile=True, size=10)
 
 
@@ -146,7 +146,7 @@ def test_a_script_that_executes_the_text_is_configured(args, said, tmp_path):
 def test_a_script_keeps_its_globals_that_are_named_like_ours(tmp_path):
     # `apply = 5` became our function, and `re = None` the module
     names = [name for name in vars(configurator) if not name.startswith("__")]
-    assert {"apply", "re", "COMMAND_LINE", "_set", "settings_called"} <= {*names}
+    assert {"apply", "re", "COMMAND_LINE", "_set"} <= {*names}
     mine = tmp_path / "mine.py"
     mine.write_text(
         f"globals().update(dict.fromkeys({names}, 5))\nexec(open('configurator.py').read())\n"
@@ -155,10 +155,9 @@ def test_a_script_keeps_its_globals_that_are_named_like_ours(tmp_path):
     assert executed(mine, "--apply=6").stdout == "['apply'] 6\n"
 
 
-NO_VALUE, NO_NAME = (
-    "has no value: flags are written --name=value, as in",
-    "has no name: flags begin with two plain dashes",
-)
+NO_VALUE = "has no value: flags are written --name=value, as in --device=cpu or --compile=True"
+NO_FILE = "config files are NAME.py, with lines like batch_size = 8, and flags are written --name=value, as in"
+NO_FILE += " --init_from=resume --out_dir=FOLDER to train a run on"
 
 
 @pytest.mark.parametrize(
@@ -166,25 +165,17 @@ NO_VALUE, NO_NAME = (
     [
         ("--stepz=5", "there is no setting 'stepz': did you mean steps?"),
         ("--qqqqq=5", "there is no setting 'qqqqq': --help lists every setting"),
-        ("--quick --steps=3", f"--quick {NO_VALUE} --quick=True"),
-        ("--rate", f"--rate {NO_VALUE} --rate=0.1"),
-        ("steps=3", f"steps=3 {NO_NAME}: --steps=3"),
-        ("—steps=3", f"—steps=3 {NO_NAME}: --steps=3"),
+        ("--quick --steps=3", f"--quick {NO_VALUE}"),
+        ("--rate", f"--rate {NO_VALUE}"),
+        ("steps=3", f"there is no config file steps=3: {NO_FILE}"),
         ("--steps=2.5", "steps='2.5' is not allowed: it takes a whole number"),
         ("--rate=fast", "rate='fast' is not allowed: it takes a number"),
-        ("--quick=1", "quick='1' is not allowed: it takes True or False: did you mean quick=True?"),
+        ("--quick=1", "quick='1' is not allowed: it takes True or False"),
         ("--compile=maybe", "compile='maybe' is not allowed: it takes True or False or 'auto'"),
-        ("--compile=false", "did you mean compile=False?"),
         ("--kernel=flsh", "kernel='flsh' is not allowed: it takes 'manual' or 'flash'"),
-        ("--kernel=FLASH", "did you mean kernel=flash?"),
-        ("--kernel='flash'", "did you mean kernel=flash?"),  # cmd.exe leaves quotes where they are
-        ("--steps=1e3", "did you mean steps=1000?"),
-        ("--steps=1,000", "did you mean steps=1000?"),
-        ("--size=none", "size='none' is not allowed: it takes a whole number or None: did you mean size=None?"),
-        ("--no_quick=True", "did you mean quick=False?"),
-        ("config.py", "config file config.py does not exist; flags are written --name=value"),
-        ("quickstart", "config file quickstart does not exist: did you mean config/quickstart.py?"),
-        (r"config\quickstart", r"config file config\quickstart does not exist: did you mean config/quickstart.py?"),
+        ("--size=none", "size='none' is not allowed: it takes a whole number or None"),
+        ("--no_quick=True", "did you mean quick?"),
+        ("config.py", f"there is no config file config.py: {NO_FILE}"),
         # these used to reach PyTorch and end in an OverflowError or a RuntimeError
         (f"--steps={2**63}", f"steps='{2**63}' is not allowed: it takes whole numbers below 2**63"),
     ],

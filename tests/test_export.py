@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 import pathlib
 import re
 import shutil
@@ -14,13 +13,11 @@ import torch
 import export
 from fusedgpt.data import prepare
 from fusedgpt.data.dataset import read_meta
-from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.errors import UserError
-from fusedgpt.interchange import tokenizer_json
 from fusedgpt.runs import run_folder
 from model import GPT
-from tests.conftest import as_nanogpt_wrote, assert_same_bytes, checkpoint_of, hugging_face, rows, run
-from tests.fusedgpt.data.test_tokenizer import TEXT, meta_of
+from tests.conftest import as_nanogpt_wrote, checkpoint_of, rows, run
+from tests.fusedgpt.data.test_tokenizer import meta_of
 from tests.kill_points import killed_before
 from tests.launch import fails, script
 
@@ -71,13 +68,16 @@ def test_the_card_says_what_the_run_says(small_run, exported):
     said = dict(re.findall(r"^\| (.+) \| (.+) \|$", card, re.M))
     assert said["validation loss"] == f"{best:.4f}" and said["tokenizer"] == "char, 65 ids"
     assert said["trained on"] == record["environment"]["device"] and "data set" in said
-    assert card.startswith("---\nlibrary_name: transformers\n") and 'pipeline("text-generation"' in card
+    assert card.startswith(
+        "---\npipeline_tag: text-generation\nlibrary_name: transformers\ntags: [gpt2, fusedgpt]\n---\n"
+    )
+    assert 'pipeline("text-generation"' in card
     assert "attention" not in said
 
 
 def test_the_card_says_that_attention_was_within_documents(tmp_path):
     # GPT-2 attends across documents, and whoever loads the folder was not told
-    said = "within documents in training, across them in GPT-2: give it one document at a time"
+    said = "within documents in training, across them in GPT-2: give it one at a time"
     assert f"| attention | {said} |" in (export_of_bytes(tmp_path, mask="document") / "README.md").read_text()
 
 
@@ -105,11 +105,7 @@ def test_an_export_replaces_all_of_an_earlier_one(small_run, tmp_path):
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
     export.main(small_run, folder, "nanogpt")
     assert {file.name for file in folder.iterdir()} == {"README.md", "ckpt.pt", "meta.pkl"}
-    folder.rename(tmp_path / "elsewhere")
-    folder.symlink_to("elsewhere")  # a link stays one
-    export.main(small_run, folder)
-    assert folder.is_symlink() and (tmp_path / "elsewhere" / "config.json").exists()
-    assert {file.name for file in tmp_path.iterdir()} == {"export", "elsewhere"}
+    assert {file.name for file in tmp_path.iterdir()} == {"export"}
 
 
 def test_a_link_in_a_run_from_elsewhere_is_not_exported_through(done, small_run, tmp_path):
@@ -119,21 +115,16 @@ def test_a_link_in_a_run_from_elsewhere_is_not_exported_through(done, small_run,
     before = {file.name: file.read_bytes() for file in mine.iterdir()}
     for format in ("hf", "gguf", "nanogpt"):
         (done / format).symlink_to(mine)
-        assert f"{done / format} is a link to {mine}" in fails("export.py", done, f"--format={format}")
+        assert f"{done / format} is a file or a link" in fails("export.py", done, f"--format={format}")
     assert {file.name: file.read_bytes() for file in mine.iterdir()} == before
 
 
-def test_a_program_with_another_gelu_is_said_with_the_gap(small_run, tmp_path, capsys):
-    # "differ by up to nan": the logits of the padding are -inf
-    saved = run_folder.load_best(small_run)[0]
-    saved["model"] = {name: 5 * w for name, w in saved["model"].items()}  # the two forms are further apart
-    torch.save(saved, tmp_path / "ckpt.pt")
-    export.main(tmp_path, tmp_path / "nanogpt", "nanogpt")
-    said = re.search(r"nanoGPT computes GELU exactly, .* differ by up to (\S+), so", capsys.readouterr().out)
-    ids = torch.arange(64).view(4, 16)
-    ours, theirs = (GPT.from_checkpoint(saved, activation=each).eval()(ids, ids)[0] for each in ("gelu_tanh", "gelu"))
-    gap = (ours - theirs)[..., :65].abs().max().item()
-    assert gap / 5 < float(said[1]) < 5 * gap and gap > 1e-4  # of other ids
+def test_a_program_with_another_gelu_is_said(small_run, tmp_path, capsys):
+    export.main(small_run, tmp_path / "nanogpt", "nanogpt")
+    said = (
+        "nanoGPT computes activation=gelu, and this model was trained with gelu_tanh: its logits and texts may differ"
+    )
+    assert said in capsys.readouterr().out
 
 
 def test_what_another_run_has_is_in_its_export(tmp_path, capsys):
@@ -170,22 +161,6 @@ def test_a_llama_is_exported_as_one(tmp_path):
         export.main(tmp_path / "run", tmp_path / "nanogpt", "nanogpt")
 
 
-def loaded(folder):
-    """The logits of an exported model and its ids of a text, as transformers loads both; None if there is no model."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    if not (folder / "model.safetensors").exists():
-        with pytest.raises((OSError, ValueError)):
-            AutoModelForCausalLM.from_pretrained(folder)
-        with pytest.raises(UserError, match=r"is no GPT-2, .* or Phi that can be loaded"):
-            GPT.from_pretrained(folder)
-        return None
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    ids = AutoTokenizer.from_pretrained(folder)("!!")["input_ids"]
-    with torch.no_grad():
-        return torch.cat([model(torch.arange(16)[None]).logits.flatten(), torch.tensor(ids)])
-
-
 def export_of_bytes(folder, **settings):
     """The folder that export.py wrote of another run, in bytes."""
     of_bytes = data_of(meta_of("byte"), folder / "data")
@@ -193,32 +168,25 @@ def export_of_bytes(folder, **settings):
     return folder / "hf"
 
 
-def kill_and_repeat(number, run, before, folder):
-    """What an export over a copy of `before` (or over nothing) was killed before, and then repeated; None: not killed.
-
-    After the kill there is the older model, the new one or none.
-    """
-    hf, whole = folder / "hf", []
-    folder.mkdir()
-    if before:
-        shutil.copytree(before, hf)
-        whole = [loaded(before)]
-    change = killed_before(number, functools.partial(export.main, run, hf), folder)
-    found = loaded(hf)
-    export.main(run, hf)
-    again = loaded(hf)
-    assert found is None or any(torch.equal(found, each) for each in [*whole, again]), change
-    assert list(folder.iterdir()) == [hf]
-    return change
+def contents(folder):
+    return folder.exists() and {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-def test_an_export_that_was_killed_can_be_repeated(small_run, tmp_path):
+def test_an_export_that_was_killed_can_be_repeated(small_run, exported, tmp_path):
     # 13 of 16 kills left files "that no export wrote"; over an older export, weights of one run under the config of the
-    # other. Here some of the kill points: tests/faults/test_scripts.py has all
+    # other. Here some of the kill points
     older = export_of_bytes(tmp_path)
     for before in (None, older):
         for number in range(2, 100, 7):
-            if not kill_and_repeat(number, small_run, before, tmp_path / f"{before is older}-{number}"):
+            folder = tmp_path / f"{before is older}-{number}"
+            folder.mkdir()
+            if before:
+                shutil.copytree(before, folder / "hf")
+            change = killed_before(number, functools.partial(export.main, small_run, folder / "hf"), folder)
+            assert contents(folder / "hf") in (False, contents(older), contents(exported)), change
+            export.main(small_run, folder / "hf")
+            assert list(folder.iterdir()) == [folder / "hf"] and contents(folder / "hf") == contents(exported)
+            if not change:
                 break
         assert number > 7  # it was killed in all that it does
 
@@ -231,26 +199,6 @@ def test_an_export_that_fails_leaves_the_older_one(small_run, tmp_path, monkeypa
     with pytest.raises(OSError, match="No such file"):
         export.main(small_run, older)
     assert {file.name: file.read_bytes() for file in older.iterdir()} == before
-
-
-def test_an_outside_model_comes_back_with_the_same_bytes_and_ids(tmp_path):
-    # from transformers to a run of one step at learning rate 0, and to transformers again
-    from transformers import AutoTokenizer, GPT2LMHeadModel
-
-    outside, meta = tmp_path / "outside", meta_of("json")
-    vocab_size = len(meta["tokenizer_json"]["model"]["vocab"])
-    shape = dict(n_layer=2, n_head=2, n_embd=32, n_positions=16, vocab_size=vocab_size)
-    theirs = hugging_face(outside, **shape, activation_function="gelu")
-    tokenizer_json.tokenizer(meta, 16).save_pretrained(outside)
-    known = tokenizer_json.read(str(outside))[0]
-    standing_still = dict(init_from=str(outside), max_iters=1, learning_rate=0.0, min_lr=0.0)
-    run(tmp_path / "run", data_of(known, tmp_path / "data"), **standing_still)
-    export.main(tmp_path / "run", tmp_path / "back")
-    back = GPT2LMHeadModel.from_pretrained(tmp_path / "back")
-    assert_same_bytes(back.state_dict(), theirs.state_dict())
-    ids = [AutoTokenizer.from_pretrained(folder)(TEXT).input_ids for folder in (outside, tmp_path / "back")]
-    assert ids[0] == ids[1] == Tokenizer(known).encode_text(TEXT).tolist()
-    assert back.config.eos_token_id == known["end_of_text"] == 0
 
 
 def of_nanogpt(run, folder, dataset):
@@ -289,15 +237,3 @@ def test_a_nanogpt_checkpoint_without_its_data_is_exported_and_says_what_is_miss
     assert not (tmp_path / "hf" / "meta.json").exists()
     assert "no tokenizer is written: dataset='nowhere'" in capsys.readouterr().out
     assert (tmp_path / "hf" / "model.safetensors").exists() and not (tmp_path / "hf" / "tokenizer.json").exists()
-
-
-def test_names_that_are_not_utf8(small_run, tmp_path):
-    # `tokenizers` takes no such path, and a card cannot hold the name: each was a traceback
-    source = tmp_path / os.fsdecode(b"run\xff")
-    shutil.copytree(small_run, source)
-    folder = tmp_path / os.fsdecode(b"export\xff")
-    export.main(source, folder)
-    assert "# run\\udcff\n" in (folder / "README.md").read_text(encoding="utf-8")
-    (folder / "tokenizer.json").rename(tmp_path / "tokenizer.json")
-    export.main(small_run, tmp_path / "ordinary")
-    assert (tmp_path / "tokenizer.json").read_bytes() == (tmp_path / "ordinary" / "tokenizer.json").read_bytes()

@@ -13,7 +13,7 @@ import time
 
 import torch
 
-from configurator import configure, separate, subclass
+from configurator import configure, separate
 from fusedgpt import settings
 from fusedgpt.attention.functions import digest
 from fusedgpt.attention.table import is_own, located
@@ -40,7 +40,14 @@ BEGAN = time.monotonic()  # about when bench.py started
 @functools.cache  # each is asked for every kind's names
 def settings_class(kind) -> type:
     """The dataclass of a kind's settings, which include train.py's if its contenders have them."""
-    return subclass([], kind.Settings, settings.Settings) if kind.TRAINS else kind.Settings
+    if not kind.TRAINS:
+        return kind.Settings
+
+    @dataclasses.dataclass
+    class Both(kind.Settings, settings.Settings):
+        pass
+
+    return Both
 
 
 def defaults(kind, gpu: bool):

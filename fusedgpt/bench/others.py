@@ -69,7 +69,7 @@ class _Step:
             self.want = ours(*self.batch, logits=False)[1].item()
             got = self.contender.loss(*self.batch).item()
         self.errors = {"float32": _same(got, self.want, ALLOWED[torch.float32], "in float32")}
-        self.flops_per_token = ours.flops_per_token()
+        self.flops_per_token = ours.config.flops_per_token
         if self.compiled:
             self.contender.model.compile()
         self.optimizer, self.cast = _adamw(name, self.contender, s, device), autocast(device, self.dtype)

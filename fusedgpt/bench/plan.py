@@ -1,7 +1,7 @@
 """What training would take on GPUs that are not here: memory by formulas, time by a share of their peak.
 
 Computed, not measured: the same command says the same in a second. Memory is that of fusedgpt/estimates/memory.py. Time
-is the FLOPs of GPT.flops_per_token over the peak of the GPUs' data sheet, times --mfu: take that of a run like yours.
+is GPTConfig.flops_per_token over the peak of the GPUs' data sheet, times --mfu: take that of a run like yours.
 """
 
 import dataclasses
@@ -9,17 +9,14 @@ import itertools
 from collections.abc import Callable
 from typing import Literal
 
-import torch
-
 from fusedgpt import dimensions, settings
 from fusedgpt.attention.table import scores_held
-from fusedgpt.dimensions import RECOMPUTE
+from fusedgpt.dimensions import RECOMPUTE, GPTConfig
 from fusedgpt.errors import UserError
 from fusedgpt.estimates.memory import Memory, Run
 from fusedgpt.machine.gpus import GPUS
 from fusedgpt.parallel.distributed import Ranks
 from fusedgpt.terminal import in_words
-from model import GPT, GPTConfig
 
 CHINCHILLA = 20  # tokens per parameter with the lowest loss for a compute budget (arXiv:2203.15556)
 DOUBLINGS = 13  # of the number of GPUs, which a suggestion may name
@@ -120,9 +117,7 @@ def said(config: GPTConfig, run: Run, gpu: str, mfu: float) -> list[str]:
     memory, room = Memory.of(config, run), GPUS[gpu].memory
     parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in dataclasses.asdict(memory).items() if size)
     low, high = memory.range
-    with torch.device("meta"):
-        flops = GPT(config).flops_per_token()
-    rate = mfu * run.gpus * GPUS[gpu].peak / flops
+    rate = mfu * run.gpus * GPUS[gpu].peak / config.flops_per_token
     seconds = run.gpus * run.micro_steps * run.batch_size * config.block_size / rate
     tokens = CHINCHILLA * config.num_params
     return [

@@ -250,7 +250,7 @@ def _widths(config):
 def _keys_seen(config):
     """{the most keys that a query sees: the number of such layers}: T, or a window."""
     found, T = collections.Counter(), config.block_size
-    for window, layers in config.layers_by_window.items():
+    for window, layers in collections.Counter(config.windows).items():
         found[min(window or T, T)] += layers
     return found
 

@@ -1,4 +1,4 @@
-"""The folder of an export: replaced as a whole, and only if nothing else is in it; and its upload to the Hub."""
+"""The folder of an export: replaced as a whole, and only if nothing else is in it."""
 
 import contextlib
 import fnmatch
@@ -8,7 +8,7 @@ import re
 import shutil
 from collections.abc import Iterator
 
-from fusedgpt.errors import UserError, first_line
+from fusedgpt.errors import UserError
 
 CARD = "README.md"
 OURS = re.compile(r"^tags: \[[a-z0-9]+, fusedgpt\]$", re.MULTILINE)  # in the card of every export
@@ -23,9 +23,9 @@ def tags(family: str) -> str:
 
 
 def require_ours(folder: pathlib.Path) -> None:
-    """Raise UserError if `folder` is a file, or holds a file that no export wrote."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file: name a folder to write")
+    """Raise UserError if `folder` is a file or a link, or holds a file that no export wrote."""
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):  # a link may lead out of a stranger's run
+        raise UserError(f"{folder} is a file or a link: name a folder to write")
     there = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
     card = folder / CARD
     ours = card.is_file() and OURS.search(card.read_text(encoding="utf-8", errors="replace"))
@@ -39,8 +39,7 @@ def replacing(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
     After a kill, `folder` is the earlier export, the new one, or absent. Raises UserError if it holds other files.
     """
-    require_ours(folder)
-    folder = folder.resolve()  # of a link, replace what it names
+    require_ours(folder := folder.absolute())
     new, old = (folder.with_name(f".{folder.name}.{each}") for each in ("new", "old"))
     for left in (new, old):  # by a call that was killed
         shutil.rmtree(left, ignore_errors=True)
@@ -54,33 +53,3 @@ def replacing(folder: pathlib.Path) -> Iterator[pathlib.Path]:
         shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(new, ignore_errors=True)
-
-
-def require_upload(name: str) -> None:
-    """Raise UserError if nothing can be uploaded as `name`: it is no owner/name, or nobody is logged in."""
-    from huggingface_hub import get_token
-
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        raise UserError(f"--push={name} is no name on the Hub: write owner/name")
-    if not get_token():
-        raise UserError(f"--push={name} needs a token for the Hub: log in with hf auth login, or set HF_TOKEN")
-
-
-def upload(folder: pathlib.Path, name: str) -> str:
-    """Upload the export in `folder` as the model `name` on the Hub and return its address.
-
-    A model that is not there yet is made, and private. Files of an earlier export are removed. Raises UserError if the
-    Hub refuses.
-    """
-    from huggingface_hub import HfApi
-
-    api = HfApi()
-    try:
-        where = api.create_repo(name, private=True, exist_ok=True)
-        api.upload_folder(repo_id=name, folder_path=folder, delete_patterns=list(WRITTEN), commit_message="fusedGPT")
-    except Exception as error:  # the network, the Hub, the token: each has exceptions of its own
-        raise UserError(
-            f"cannot upload to {name}: {first_line(error)}. {folder} is written: give the command again, or upload it"
-            f" with hf upload {name} {folder}"
-        ) from error
-    return str(where)

@@ -31,8 +31,6 @@ def read(content: Any, say: Callable[[str], None] = lambda line: None) -> tuple[
     say: prints a line on the keys that transformers does not know either, and that are ignored. Raises UserError if the
     family is unknown, or if the model has something that a GPT does not have.
     """
-    if not isinstance(content, dict):
-        raise UserError(f"its config.json must be a mapping, not {type(content).__name__}")
     name = content.get("model_type", "gpt2")
     if name not in FAMILIES:
         raise UserError(f"it has model_type={shown(name)}, which can be {', '.join(FAMILIES)}")

@@ -164,9 +164,6 @@ def _tokenizer(meta, size, types):
         kinds[each["id"]] = types.CONTROL if each["special"] else types.USER_DEFINED
     if (end := ours.end_of_text) is not None:
         tokens[end], kinds[end] = END_OF_TEXT if texts[end] is None else texts[end].decode(), types.CONTROL
-    if len(set(tokens)) < len(tokens):
-        twice = next(token for id, token in enumerate(tokens) if token in tokens[:id])
-        raise UserError(f"two ids of the tokenizer have the text {twice!r}, which GGUF cannot hold: {INSTEAD}")
     return found | dict(tokens=tokens, types=kinds, end=end)
 
 

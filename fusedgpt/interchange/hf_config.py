@@ -97,12 +97,8 @@ def _write_llamas(config, **others):
 def _read_windows(config):
     """Qwen's windows: those of the layers that layer_types names."""
     kinds, window = config["layer_types"], config["sliding_window"]
-    if other := set(kinds) - LETTERS.keys():
-        raise UserError(f"it has layer_types with {shown(min(other))}, which can be {' or '.join(LETTERS)}")
     if "sliding_attention" not in kinds:
         return {}
-    if window is None:
-        raise UserError("it has layer_types with sliding_attention, but no sliding_window that is used")
     pattern = "".join(LETTERS[kind] for kind in kinds)
     return {"window": window, "window_pattern": "S" if "L" not in pattern else pattern}
 
@@ -110,9 +106,7 @@ def _read_windows(config):
 def _write_windows(config):
     window = next(filter(None, config.windows), None)
     kinds = ["sliding_attention" if each else "full_attention" for each in config.windows]
-    found = {"use_sliding_window": window is not None, "sliding_window": window, "layer_types": kinds}
-    # transformers before 4.53 knows only windows from a layer on
-    return found | {"max_window_layers": kinds.index("sliding_attention") if window else config.n_layer}
+    return {"use_sliding_window": window is not None, "sliding_window": window, "layer_types": kinds}
 
 
 def _read_gpt2(config):

@@ -39,19 +39,13 @@ def characters(meta: dict) -> dict[str, Any] | None:
     ours = Tokenizer(meta)
     if ours.kind == "gpt2":
         return None
-    if ours.kind == "byte":
-        # nanoGPT decodes ids one by one, but a byte beyond ASCII is only a part of a character: print Latin-1's. In a
-        # prompt, such a character must not get the id of that byte, so it has none
-        itos = dict(enumerate(map(chr, range(256))))
-        stoi = {c: id for id, c in itos.items() if c.isascii()}
-    elif ours.kind == "char":
-        itos = {id: c for id, c in enumerate(ours.itos) if c is not None}
-        stoi = {c: id for id, c in itos.items() if len(c) == 1}
-    else:
+    if ours.kind != "char":
         raise UserError(
             f"nanoGPT's sample.py knows GPT-2's BPE and characters, not the tokenizer {ours.kind!r} of the data: name"
-            " --format=hf, or prepare the data with --tokenizer=gpt2, char or byte"
+            " --format=hf, or prepare the data with --tokenizer=gpt2 or char"
         )
+    itos = {id: c for id, c in enumerate(ours.itos) if c is not None}
+    stoi = {c: id for id, c in itos.items() if len(c) == 1}
     if ours.end_of_text is not None:
         itos[ours.end_of_text] = END_OF_TEXT
     return {"vocab_size": ours.vocab_size, "itos": itos, "stoi": stoi}

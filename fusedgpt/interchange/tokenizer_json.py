@@ -18,7 +18,7 @@ from fusedgpt.data.tokenizer import (
     tiktoken_bpe,
     without_prefix,
 )
-from fusedgpt.errors import UserError, first_line, shown
+from fusedgpt.errors import shown
 from fusedgpt.interchange import pretrained
 from fusedgpt.settings import PRETRAINED
 
@@ -175,14 +175,14 @@ def own(name: str) -> tuple[dict | None, Any]:
 class OfModel(Tokenizer):
     """The tokenizer of a model from elsewhere, as `read` gives it. A prompt gets the ids that transformers gives it.
 
-    ends: more ids at which a text ends. bos: whether a prompt gets the ids that the tokenizer puts before each text.
+    ends: more ids at which a text ends.
     """
 
-    def __init__(self, meta: dict, theirs: Any, ends: Collection[int], bos: bool):
+    def __init__(self, meta: dict, theirs: Any, ends: Collection[int]):
         super().__init__(meta)
         self.theirs, self.begin = theirs, []
         self.ends |= set(ends)
-        if theirs and bos:
+        if theirs:
             whole, text = theirs("a").input_ids, theirs("a", add_special_tokens=False).input_ids
             self.begin = next((whole[:n] for n in range(len(whole)) if whole[n : n + len(text)] == text), [])
 
@@ -196,10 +196,5 @@ class OfModel(Tokenizer):
 
 def _reached(name, file):
     """As pretrained.find_file, with one sentence for all errors."""
-    try:
+    with fails_as(f"cannot reach the {file} of {name}, try again with a network, or name a folder that has it"):
         return pretrained.find_file(name, file)
-    except Exception as error:  # the network, the Hub, the disk: each has exceptions of its own
-        raise UserError(
-            f"cannot reach the {file} of {name}: {first_line(error):.300}. Try again with a network, or name a folder"
-            " that has it"
-        ) from error

@@ -2,9 +2,8 @@
 
 import contextlib
 import os
+import shutil
 import signal
-
-from fusedgpt import terminal
 
 
 def catch_signals(main: bool) -> list[int]:
@@ -23,7 +22,7 @@ def catch_signals(main: bool) -> list[int]:
             if number == signal.SIGINT:
                 line += "; Ctrl-C again ends at once, without saving"
             if os.isatty(2):  # in place of a bar and the ^C that the terminal shows
-                line = f"\r{' ' * (terminal.width() - 1)}\r" + line.lstrip()
+                line = f"\r{' ' * (shutil.get_terminal_size().columns - 1)}\r" + line.lstrip()
             with contextlib.suppress(OSError):  # the console may be gone
                 os.write(2, f"{line}\n".encode())  # not print, because the signal may have interrupted one
 

@@ -190,7 +190,7 @@ class Logger:
         self._write("sample", {"iter": iteration, "prompt": prompt, "text": text})
         number = self.prompts.setdefault(prompt, 1 + len(self.prompts))  # a prompt such as "\n" is no name
         self._tell("text", f"sample/{number}", prompt + text, iteration)
-        self._print(terminal.cut(f"step {iteration}: sample {(prompt + text)[:SHOWN]!r}", sys.stdout))
+        self._print(f"step {iteration}: sample {(prompt + text)[:SHOWN]!r}")
 
     def times(self, times: dict[str, float]) -> None:
         """Add the summary of the step times to run.json, and say it."""

@@ -67,7 +67,7 @@ def run_record(s: Settings, model: Any, device, ranks: distributed.Ranks, chosen
         "padded_vocab_size": model.config.padded_vocab_size,
         "mfu": {
             "counts": "6 N + 12 L nh hs T a token; T: the window, in layers that have one",
-            "flops_per_token": model.flops_per_token(),
+            "flops_per_token": model.config.flops_per_token,
             "peak_flops": peak,
             "peak_source": peak_source,
         },

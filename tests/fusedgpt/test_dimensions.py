@@ -48,8 +48,8 @@ def test_parameters_of_any_switches_are_those_of_the_model(monkeypatch):
 def test_a_window_is_what_its_layers_count():
     shape = dict(SHAPE, n_layer=5, window=4)
     assert GPTConfig(**shape, window_pattern="SSL").windows == [4, 4, None, 4, 4]
-    plain = GPT(GPTConfig(**dict(SHAPE, n_layer=5))).flops_per_token()
-    saved = plain - GPT(GPTConfig(**shape, window_pattern="SSL")).flops_per_token()
+    plain = GPTConfig(**dict(SHAPE, n_layer=5)).flops_per_token
+    saved = plain - GPTConfig(**shape, window_pattern="SSL").flops_per_token
     assert saved == 12 * 32 * 4 * (16 - 4)  # 4 of 5 layers, for each of 32 channels
 
 

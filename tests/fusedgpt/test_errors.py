@@ -1,7 +1,6 @@
 """How a script ends on what a user can correct."""
 
 import os
-import re
 import subprocess
 import sys
 
@@ -95,6 +94,5 @@ def test_an_old_python_is_named():
 
 def test_anything_can_be_shown():
     assert [shown(v) for v in ("a", [[[[[]]]]])] == ["'a'", "[[[[...]]]]"]
-    assert re.fullmatch("<int.*>", shown(10**5000))  # from Python 3.14 on with the number of its digits
     assert all(len(shown(v)) <= 201 for v in ("x" * 10**6, [["x" * 100] * 9] * 9))
     assert first_line(UserError("")) == "" and first_line(UserError("one.\ntwo")) == "one"

@@ -47,11 +47,11 @@ def test_a_config_file_is_taken_from_here_before_the_projects(tmp_path, monkeypa
     assert capsys.readouterr().err == ""
 
 
-def test_help_has_a_line_for_each_command_and_is_quick():
+def test_help_names_each_command_and_is_quick():
     code = "import sys; from fusedgpt.__main__ import main; sys.argv = ['fusedgpt', '--help']\ntry: main()\n"
     lines = process("-c", f"{code}finally: assert not {{'torch', 'numpy'}} & set(sys.modules)").stdout.splitlines()
     for name in ("prepare", *command.COMMANDS, *command.data_sets()):
-        assert sum(line.startswith((f"  {name} ", f"    {name} ")) for line in lines) == 1, name
+        assert f" {name}" in " ".join(lines[-2:]), name
 
 
 def called(monkeypatch, *args):

@@ -195,21 +195,3 @@ def test_a_prompt_is_attended_to_in_its_own_dtype_on_a_cpu():
     for part in torch.tensor([[5, 7, 11, 13]]).split([2, 1, 1], dim=1):
         gpt(part, cache=cache)
     assert seen == [(2, torch.bfloat16)] * 3 + [(3, torch.float32)] * 3 + [(4, torch.float32)] * 3
-
-
-@pytest.mark.parametrize(
-    "changes", [{}, {"parallel_block": True}, {"position": "rotary", "n_kv_head": 1, "qk_norm": True}]
-)
-def test_after_the_keys_of_the_last_layer_only_the_last_token_is_computed(changes):
-    # all tokens of a prompt went through the last layer, for logits that nobody reads
-    gpt, rows = model(**changes), {}
-    for n, block in enumerate(gpt.transformer.h):
-        block.mlp.register_forward_hook(lambda module, args, y, n=n: rows.setdefault(n, []).append(y.size(1)))
-    idx, cache = torch.arange(12)[None], generate.new_cache(gpt.config)
-    with torch.no_grad():
-        got = [gpt(part, cache=cache)[0] for part in idx.split([9, 2, 1], dim=1)]
-        assert rows == {0: [9, 2, 1], 1: [9, 2, 1], 2: [1, 1, 1]}
-        want = [gpt(idx[:, :n])[0] for n in (9, 11, 12)]
-    assert rows[2][3:] == [9, 11, 12]  # without a cache every layer computes all, as a reference for the cached
-    for a, b in zip(got, want):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)

@@ -21,6 +21,8 @@ WINDOWS = dict(use_sliding_window=True, sliding_window=6, max_window_layers=1)
 MODELS = {  # by name: the family, and its config
     "gpt2": ("gpt2", GPT2),
     "gpt2, other sizes": ("gpt2", GPT2 | dict(n_inner=80, layer_norm_epsilon=1e-3, tie_word_embeddings=False)),
+    "gpt2, exact": ("gpt2", GPT2 | dict(activation_function="gelu")),
+    "gpt2, another name": ("gpt2", GPT2 | dict(activation_function="gelu_pytorch_tanh")),
     "llama": ("llama", SIZES),
     "llama, all heads": ("llama", SIZES | dict(num_key_value_heads=4, intermediate_size=256)),
     "llama, scaled": ("llama", SIZES | dict(rope_parameters=SCALED, tie_word_embeddings=True)),
@@ -135,8 +137,6 @@ REFUSED = {  # by what is said: what is not as it should be
     "it has hidden_act='gelu' and not 'silu' or 'swish'": dict(hidden_act="gelu"),
     "n_head=4 cannot be split over n_kv_head=3": dict(num_key_value_heads=3),
     "window=0 must be 1 or more": dict(model_type="mistral", sliding_window=0),
-    "layer_types with 'chunked_attention', which": dict(model_type="qwen2", layer_types=["chunked_attention"] * 3),
-    "layer_types with sliding_attention, but no": dict(model_type="qwen2", layer_types=["sliding_attention"] * 3),
     "it has hidden_act='relu' and not 'gelu_new' or ": dict(model_type="phi", hidden_act="relu"),
     "it has scale_attn_by_inverse_layer_idx=True": dict(name="gpt2", scale_attn_by_inverse_layer_idx=True),
     "has add_cross_attention=True, which is not computed": dict(name="gpt2", add_cross_attention=True),

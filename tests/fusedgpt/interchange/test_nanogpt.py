@@ -46,12 +46,8 @@ def test_characters_are_those_of_the_data(tmp_path):
     assert dataset.read_meta(tmp_path)["itos"] == meta_of("char")["itos"]
 
 
-def test_bytes_beyond_ascii_are_printed_and_not_typed():
-    # é in a prompt would get the id of its Latin-1 byte, but the model has read two bytes of UTF-8
-    stoi, itos = read(meta_of("byte"))
-    assert [stoi[c] for c in "a\n"] == list(b"a\n") and "é" not in stoi
-    assert "".join(itos[byte] for byte in "naïve".encode()).encode("latin-1").decode() == "naïve"
-    assert itos[256] == "<|endoftext|>"
+def test_tokenizers_that_nanogpt_has_not_are_refused():
     assert nanogpt.characters({"tokenizer": "gpt2", "vocab_size": 50257}) is None  # nanoGPT's default
-    with pytest.raises(UserError, match="knows GPT-2's BPE and characters, not the tokenizer 'json'"):
-        nanogpt.characters(meta_of("json"))
+    for kind in ("byte", "json"):
+        with pytest.raises(UserError, match=f"knows GPT-2's BPE and characters, not the tokenizer '{kind}'"):
+            nanogpt.characters(meta_of(kind))

@@ -1,8 +1,6 @@
 """Tokenizers in Hugging Face's format, against tiktoken, `tokenizers` and our own."""
 
-import errno
 import json
-import types
 
 import numpy as np
 import pytest
@@ -165,9 +163,8 @@ def test_a_folder_without_a_tokenizer_has_gpt2s(tmp_path, capsys):
 
 def test_a_tokenizer_that_cannot_be_reached_is_not_taken_for_gpt2s(cached, capsys):
     # offline, with only the weights of a Qwen in the cache, its ids were decoded as GPT-2's
-    for read in (tokenizer_json.read, tokenizer_json.own):
-        with pytest.raises(UserError, match=r"cannot reach the tokenizer.json of owner/name: .*, or name a folder"):
-            read("owner/name")
+    with pytest.raises(UserError, match=r"cannot reach the tokenizer.json of owner/name, try again with a network, or"):
+        tokenizer_json.read("owner/name")
     for name in ("tokenizer.json", "vocab.json", "merges.txt"):
         (cached.absent / name).touch()  # the Hub has said, on an earlier day, that there is none
     assert tokenizer_json.read("owner/name")[0] == tokenizer.GPT2
@@ -178,32 +175,13 @@ def test_the_end_of_a_text_is_not_lost_with_a_file_that_cannot_be_reached(cached
     # offline, with tokenizer.json alone in the cache, the id that ends a text was unknown, and texts went on beyond it
     content = json.dumps(meta_of("json")["tokenizer_json"]).replace("<|endoftext|>", "<|im_end|>")
     (cached.files / "tokenizer.json").write_text(content)
-    with pytest.raises(UserError, match=r"cannot reach the tokenizer_config.json of owner/name: "):
+    with pytest.raises(UserError, match=r"cannot reach the tokenizer_config.json of owner/name, "):
         tokenizer_json.own("owner/name")
     (cached.files / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
     assert tokenizer_json.own("owner/name")[0]["end_of_text"] == 0
     (cached.files / "tokenizer_config.json").unlink()
     (cached.absent / "tokenizer_config.json").touch()
     assert "end_of_text" not in tokenizer_json.own("owner/name")
-
-
-@pytest.mark.parametrize("what", ["absent", "a full disk", "a broken proxy"])
-def test_only_the_hubs_word_is_taken_for_a_model_without_a_tokenizer(what, cached, monkeypatch):
-    # a full disk was taken for it too, and an error that is no OSError was a traceback
-    from huggingface_hub.errors import RemoteEntryNotFoundError
-
-    def download(*args, **kwargs):
-        answer = types.SimpleNamespace(headers={}, request=None)
-        absent = RemoteEntryNotFoundError("Entry Not Found", response=answer)
-        full = OSError(errno.ENOSPC, what)
-        raise {"absent": absent, "a full disk": full, "a broken proxy": RuntimeError(what)}[what]
-
-    monkeypatch.setattr("transformers.utils.hub.hf_hub_download", download)
-    if what == "absent":
-        assert tokenizer_json.own("owner/name")[0] is None
-    else:
-        with pytest.raises(UserError, match=f"cannot reach the tokenizer.json of owner/name: .*{what}. Try again"):
-            tokenizer_json.own("owner/name")
 
 
 def test_a_folder_that_is_called_gpt2_has_its_own_tokenizer(tmp_path, monkeypatch):
@@ -298,10 +276,8 @@ def test_a_prompt_begins_as_transformers_has_it(around, tmp_path):
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     for text in ("the cat", TEXT, ""):
         want = theirs(text).input_ids[: -1 if "end" in around else None]  # a prompt goes on
-        assert tokenizer_json.OfModel(meta, ours, (), bos=True).encode(text) == want
-        bare = theirs(text, add_special_tokens=False).input_ids
-        assert tokenizer_json.OfModel(meta, ours, (), bos=False).encode(text) == bare
-    one = tokenizer_json.OfModel(meta, ours, (), bos=True)
+        assert tokenizer_json.OfModel(meta, ours, ()).encode(text) == want
+    one = tokenizer_json.OfModel(meta, ours, ())
     assert one.begin == [1] * bool(around) and one.encode("<s>a")[len(one.begin)] == 1
 
 

@@ -67,7 +67,7 @@ def test_a_step_is_timed_on_as_much_of_the_batch_as_takes_little(model, monkeypa
     monkeypatch.setattr(tuning, "LEAST_TOKENS", 1)
     shapes = []
     model.register_forward_pre_hook(lambda module, args: shapes.append(args[0].shape))
-    for flops in (1e15, 3 * 16 * model.flops_per_token(), 5 * model.flops_per_token()):
+    for flops in (1e15, 3 * 16 * model.config.flops_per_token, 5 * model.config.flops_per_token):
         monkeypatch.setattr(tuning, "ENOUGH_FLOPS", flops)
         settle(model)
     assert [*dict.fromkeys(map(tuple, shapes))] == [(4, 16), (3, 16), (1, 5)]
