@@ -86,12 +86,11 @@ from fusedgpt.attention.table import check_name
 from fusedgpt.data import dataset
 from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.errors import UserError, one_sentence
-from fusedgpt.estimates import fits
 from fusedgpt.generation import auto, engines, generate
 from fusedgpt.home import ROOT
 from fusedgpt.interchange import pretrained, tokenizer_json
 from fusedgpt.machine import memory
-from fusedgpt.machine.device import dtype_name, resolve_device, resolve_dtype
+from fusedgpt.machine.device import dtype_name, resolve_device
 from fusedgpt.runs import checkpoint, metrics, run_folder
 from model import GPT
 
@@ -264,7 +263,6 @@ def main(s: Settings) -> None:
     """Print samples as `s` says. Raises UserError for bad input."""
     validate(s)
     device = resolve_device(s.device)
-    dtype = resolve_dtype(s.dtype, device)
     model, tokenizer = load(s)
     vocab_size, generator = model.config.vocab_size, torch.Generator(device).manual_seed(s.seed)
     prompt, length = None, LINE
@@ -276,7 +274,6 @@ def main(s: Settings) -> None:
     if s.temperature == 0 and s.num_samples > 1:
         say("one sample is drawn, because with temperature=0 all would be the same", sys.stderr)
         s = dataclasses.replace(s, num_samples=1)
-    fits.check_sampling(model.config, s.num_samples, length + s.max_new_tokens, device, dtype)
     engine = auto.prepare(s, model, length, device, functools.partial(say, stream=sys.stderr))
     del model  # frees the weights if the engine has copies
     if device.type == "cpu":  # only now, so that the system gets the memory of freed weights back
