@@ -92,14 +92,6 @@ def test_without_a_gpu_there_is_one_sentence(tmp_path):
         run(tmp_path, max_seconds=-1.0)
 
 
-def test_names_of_devices():
-    names = {"NVIDIA H100 80GB HBM3": "h100-80gb-hbm3", "NVIDIA GeForce RTX 4090": "rtx-4090"}
-    for name, short in names.items():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(campaign, "environment", lambda device, name=name: {"device": name})
-            assert campaign.short_name(CPU) == short
-
-
 def test_each_step_is_a_command_that_its_kind_takes(tmp_path):
     for step in (*campaign.BREADTH, *campaign.DEPTH, *campaign.COMPILED):
         s, _ = kinds.read_settings(step.kind, [*step.flags, "--device=cpu"])

@@ -101,13 +101,6 @@ def test_mfu_is_of_one_peak_for_all():
     assert report.shares(found, "manual")["MFU"] == "10.0 %"
 
 
-def test_how_a_contender_ran():
-    seen = {"forward": ["flash"], "backward": ["flash"], "logits": [[50264, 50264]], "expanded": True}
-    ran = {"attention": "flash", "dtype": "float32", "tf32": True, "compile": True, "padded_vocab_size": 50257}
-    text = report.how_it_ran({"kernel": seen, "ran": ran})
-    assert text.startswith("flash / flash (flash, TF32, compiled, 50257 ids, padded by the compiler to 50264, keys and")
-
-
 def test_without_an_interval_none_is_drawn_or_claimed(tmp_path):
     # rows of one lap had bars from 0 to twice the ratio, called a 95 % interval
     made = result({"manual": [2.0], "flash": [1.0]})

@@ -9,19 +9,9 @@ import numpy as np
 import pytest
 
 from fusedgpt.data import dataset, prepare
-from fusedgpt.data.dataset import TokenFile, find_folder, read_meta, require_same_data
+from fusedgpt.data.dataset import TokenFile, read_meta, require_same_data
 from fusedgpt.errors import UserError
 from tests.conftest import run
-
-
-def test_a_data_set_that_is_not_there_is_looked_for_among_ones_own(tmp_path):
-    # only the scripts' data sets were listed
-    for name in ("book/train.bin", "letters/train_0000.bin", "empty/notes.txt"):
-        (tmp_path / "data" / name).parent.mkdir(parents=True)
-        (tmp_path / "data" / name).write_bytes(b"")
-    for name, listed in (("boko", r"book\)"), ("nowhere", "book, letters, fineweb, ")):
-        with pytest.raises(UserError, match=rf"dataset='{name}' is no folder: name one of data/ \({listed}"):
-            find_folder(tmp_path, name)
 
 
 def test_shards_are_one_stream(tmp_path):
