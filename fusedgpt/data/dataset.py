@@ -149,7 +149,8 @@ def require_same_data(files: Mapping[str, "TokenFile"], meta: dict, gather: Call
 
     gather: returns the values of all ranks.
     """
-    each = gather([*map(len, files.values()), {name: value for name, value in meta.items() if name != "source"}])
+    described = json.dumps({name: value for name, value in meta.items() if name != "source"}, sort_keys=True)
+    each = gather([*map(len, files.values()), hashlib.sha256(described.encode()).hexdigest()])  # a meta can be large
     if others := [rank for rank, theirs in enumerate(each) if theirs != each[0]]:
         raise UserError(
             f"rank(s) {', '.join(map(str, others))} of {len(each)} have other data than rank 0: copy"
