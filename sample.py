@@ -73,12 +73,11 @@ from fusedgpt.attention.table import check_name
 from fusedgpt.data import dataset
 from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.errors import UserError, one_sentence
-from fusedgpt.estimates import fits
 from fusedgpt.generation import auto, engines, generate
 from fusedgpt.home import ROOT
 from fusedgpt.interchange import pretrained, tokenizer_json
 from fusedgpt.machine import memory
-from fusedgpt.machine.device import dtype_name, resolve_device, resolve_dtype
+from fusedgpt.machine.device import dtype_name, resolve_device
 from fusedgpt.runs import checkpoint, metrics, run_folder
 from model import GPT
 
@@ -229,7 +228,6 @@ def main(s: Settings) -> None:
     """Print samples as `s` says. Raises UserError for bad input."""
     validate(s)
     device = resolve_device(s.device)
-    dtype = resolve_dtype(s.dtype, device)
     model, tokenizer = load(s)
     vocab_size, generator = model.config.vocab_size, torch.Generator(device).manual_seed(s.seed)
     prompt, length = None, LINE
@@ -238,7 +236,6 @@ def main(s: Settings) -> None:
     else:
         prompt = read_prompt(s.start, tokenizer, vocab_size)
         length = len(prompt[1])
-    fits.check_sampling(model.config, s.num_samples, length + s.max_new_tokens, device, dtype)
     engine = auto.prepare(s, model, length, device, functools.partial(say, stream=sys.stderr))
     del model  # frees the weights if the engine has copies
     if device.type == "cpu":  # only now, so that the system gets the memory of freed weights back

@@ -175,7 +175,7 @@ def build_model(s: Settings, meta: dict, saved: dict | None, ranks, device: torc
     estimate_memory = functools.partial(fits.check_run, s, ranks.world, say, **fit)
     changes = {"dropout": s.dropout, "loss": s.loss, "recompute": s.recompute, "document_start": None}
     if s.packed:
-        changes["document_start"] = dataset.separator(meta, dataset.find_folder(ROOT, s.dataset), say)
+        changes["document_start"] = dataset.separator(meta, s.dataset)
     if s.activation:
         changes["activation"] = s.activation
     empty = torch.device("meta" if ranks.shards > 1 else "cpu")

@@ -75,7 +75,7 @@ MISTAKES = [
     # texts that cannot be read as they are
     ("data/text/prepare.py --tokenizer=byte --out_dir={bins} {letter}", "letter.rtf is too short: its val split has"),
     ("data/text/prepare.py --tokenizer=byte --out_dir={bins} {mail}", "name one, as in --text_column=body"),
-    ("data/text/prepare.py --tokenizer=byte --out_dir={bins} {windows}", "it has zero bytes. Remove it"),
+    ("data/text/prepare.py --tokenizer=byte --out_dir={bins} {windows}", "it has zero bytes. Remove it, or say"),
     ("bench.py lader", "did you mean ladder?"),
     ("bench.py ladder --device=cpu --only=flahs", "it can be a pattern, such as 'flash*'"),
     ("study.py config/quickstart.py --seeds=1..3", "did you mean seed?"),

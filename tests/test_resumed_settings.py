@@ -123,11 +123,9 @@ def test_a_run_that_goes_on_with_another_text_says_so(tmp_path, done, data, caps
     # a text prepared anew, of the same size, was trained on without a word
     run(done, shutil.copytree(data, tmp_path / "copy"), max_iters=11, init_from="resume")
     assert "resuming with another" not in capsys.readouterr().out
-    mine, was, now = from_its_end(data, tmp_path / "mine")
+    mine, *_ = from_its_end(data, tmp_path / "mine")
     run(done, mine, max_iters=12, init_from="resume")
-    said = capsys.readouterr().out
-    assert f"resuming with another val.bin, of SHA-256 {now[:12]}…; it was {was[:12]}…: validation losses from" in said
-    assert said.count("resuming with another") == 1
+    assert capsys.readouterr().out.count("resuming with another val.bin: losses from here on cannot be compared") == 1
     # a loss on the other text stayed the best for ever
     assert checkpoint_of(done, "best.pt")["best_val_loss"] == rows(done, "eval")[-1]["val_loss"]
 

@@ -67,16 +67,6 @@ def test_documents_that_end_with_another_id_are_refused(tmp_path, stories):
     run(tmp_path / "out", other, mask="causal", init_from="resume", max_iters=2)
 
 
-def test_data_without_any_separator_say_that_the_mask_may_do_nothing(tmp_path, stories, capsys):
-    # nanoGPT's shakespeare has GPT-2's ids and not one <|endoftext|>: the mask hid nothing, and no line said so
-    run(tmp_path / "stories", stories, mask="document", max_iters=1)
-    assert "may do nothing" not in capsys.readouterr().out
-    for split in ("train", "val"):
-        np.tile(np.arange(65), 100).astype("<u2").tofile(tmp_path / f"{split}.bin")
-    run(tmp_path / "none", tmp_path, mask="document", max_iters=1, vocab_size=50257)
-    assert "mask=document may do nothing: the id 50256, which ends a document, is not among" in capsys.readouterr().out
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("compile", [False, True])
 def test_flex_trains_within_documents_as_manual_does(tmp_path, stories, compile):

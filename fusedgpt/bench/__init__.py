@@ -3,7 +3,7 @@
 A kind is a module with
     Settings      its own settings, a dataclass that inherits from options.Common
     TRAINS        whether its contenders have train.py's settings too
-    UNUSED        {name: why} of train.py's settings that it does not use
+    UNUSED        names of train.py's settings that it does not use
     TOGETHER      whether contenders run in this process; otherwise each has a process of its own
     TURN          seconds of a turn; 0 if contenders take none, because they have no times
     GPU, CPU      defaults of settings there: the articles' sizes on a GPU, sizes for minutes on a CPU

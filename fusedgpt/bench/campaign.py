@@ -7,7 +7,6 @@ Results go to results/<device>: rows, reports, figures and tests.txt.
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import pathlib
@@ -113,7 +112,7 @@ def run(s: Settings, device: torch.device) -> str:
     total = TESTS_S + sum(step.seconds for step in steps)
     plan = ", ".join(f"{step.kind} {step.seconds:.0f} s" for step in steps)
     print(f"== tests {TESTS_S:.0f} s, then {plan}: {in_words(total)} in all", flush=True)
-    tests = _tests(results, _of(device), s, end)
+    tests = _tests(results, environment(device), s, end)
     for step in steps:
         seconds = min(step.seconds, end - time.monotonic())
         if seconds >= LEAST:
@@ -162,7 +161,7 @@ def _wait(process, name, seconds):
 
 
 def _tests(results, of, s, end):
-    """Run the tests that need a GPU, unless they ran; the last line of pytest. of: what their outcome depends on.
+    """Run the tests that need a GPU, unless they ran with this commit; the last line of pytest.
 
     Beside them the steps of COMPILED are built: their graphs stay in Inductor's cache for the steps that follow.
     """
@@ -188,10 +187,3 @@ def _files_of_tests(s):
         return ["tests/fusedgpt/machine/test_timing.py"]
     files = sorted(ROOT.glob("tests/**/test_*.py"))
     return [str(path) for path in files if re.search("gpu|device", path.read_text(encoding="utf-8"), re.I)]
-
-
-def _of(device):
-    found = environment(device)
-    sources = [*ROOT.glob("*.py"), *ROOT.glob("fusedgpt/**/*.py"), *ROOT.glob("tests/**/*.py")]
-    code = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:16]
-    return {"code": code} | {key: found.get(key) for key in ("device", "torch", "cuda", "cudnn")}

@@ -1,6 +1,5 @@
 """Whole commands as contenders of peers.py: nanoGPT's recipe for cheap computers, and our own for the same."""
 
-import os
 import pathlib
 import pickle
 import re
@@ -31,21 +30,20 @@ def build(name: str, s) -> tuple[Turn, dict]:
     folder, meta = training.data(s)
     if meta.get("dtype", "uint16") != "uint16":
         raise UserError(f"dataset={s.dataset!r} has ids of {meta['dtype']}, and nanoGPT reads uint16: name another")
-    losses, cpu_s = [], []
+    losses = []
 
     def run():
-        """Run the command once; its milliseconds. Notes its loss and CPU time."""
+        """Run the command once; its milliseconds. Notes its loss."""
         with tempfile.TemporaryDirectory() as out:
-            began, before = time.perf_counter(), os.times()
+            began = time.perf_counter()
             if name == "ours":
                 command = ["train.py", OURS, f"--dataset={folder.resolve()}", f"--out_dir={out}"]
                 text = _ended([sys.executable, *command], SCRIPTS)
             else:
                 text = _ended([sys.executable, "-B", "train.py", *_nanogpts_flags(folder, meta, out)], s.nanogpt)
-            after = os.times()
+            ms = 1e3 * (time.perf_counter() - began)
         losses.append(min(map(float, re.findall(r"val loss ([\d.]+)", text))))  # of the weights that it keeps
-        cpu_s.append(after.children_user + after.children_system - before.children_user - before.children_system)
-        return 1e3 * (time.perf_counter() - began)
+        return ms
 
     warm_up = run()
 
@@ -53,7 +51,7 @@ def build(name: str, s) -> tuple[Turn, dict]:
         return [run() if seconds else warm_up]
 
     ran = {"commit": commit(s.nanogpt)} if name == "nanoGPT" else {}
-    return turn, {"val_loss": losses[0], "cpu_s": round(cpu_s[0], 1), "ran": ran}
+    return turn, {"val_loss": losses[0], "ran": ran}
 
 
 def _ended(command, folder):

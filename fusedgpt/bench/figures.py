@@ -13,7 +13,7 @@ from fusedgpt.machine.files import atomic
 from fusedgpt.runs import style
 from fusedgpt.runs.style import DPI, WIDTH
 
-DRAWN_AS = {"eager": "manual", "flash_attention_2": "flash3"}  # transformers' names for a kernel
+DRAWN_AS = {"eager": "manual"}  # transformers' name for it
 PROJECTS = {"ours": "#009e73", "Hugging Face": "#e69f00", "nanoGPT": "#cc79a7"}
 STYLE = {"font.size": 8.5, "axes.titlesize": 8.5, "axes.spines.top": False, "axes.spines.right": False}
 STYLE |= {"axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.3}

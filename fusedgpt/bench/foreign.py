@@ -1,9 +1,8 @@
 """Other projects' models behind one interface, and our GPT beside them on the same weights: for peers and prefill.
 
-Mistral-7B, Llama-3-8B and Phi-2 are built offline as published, with random weights. Their stand-ins for a CPU have an
-eighth of the width, heads and layers, so that head size and grouping stay the same. Each is there twice, as
-transformers has it and as our own GPT. The other models of prefill are our own GPT in GPT-2's sizes, and any causal
-model that transformers loads. B batch, T sequence, nh heads, hs head size, V vocabulary.
+Mistral-7B, Llama-3-8B, Phi-2 and GPT-2 are built offline as published, with random weights. The stand-ins for a CPU
+have an eighth of the width, heads and layers, so that head size and grouping stay the same. Each is there twice, as
+transformers has it and as our own GPT. B batch, T sequence, nh heads, hs head size, V vocabulary.
 """
 
 import contextlib
@@ -24,7 +23,6 @@ from fusedgpt.attention import parity
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.bench.proof import ParityError
-from fusedgpt.errors import UserError, first_line, out_of_memory
 from fusedgpt.interchange import families
 from fusedgpt.machine import determinism
 from fusedgpt.runs import checkpoint
@@ -52,12 +50,16 @@ STAND_INS = {"mistral-small": "mistral-7b", "llama-small": "llama-3-8b", "phi-sm
 _SHRUNK = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 # layers, heads, channels
 GPT2 = {"gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024), "gpt2-large": (36, 20, 1280), "gpt2-xl": (48, 25, 1600)}
+PUBLISHED |= {
+    name: dict(model_type="gpt2", n_layer=L, n_head=nh, n_embd=C, n_positions=2048)  # so that prompts of 2048 fit
+    for name, (L, nh, C) in GPT2.items()
+}
+MODELS = (*PUBLISHED, *STAND_INS)
 OURS = "ours, "  # begins the name of an attention that our own GPT computes, beside transformers' model
-OUR_NAMES = {"eager": "manual"}  # our name for transformers' eager attention; flash has the same name in both
 
 
 def config(name: str, **changes):
-    """The config of a published model or its stand-in; a new one for each call, because models keep and change it."""
+    """The config of one of MODELS; a new one for each call, because models keep and change it."""
     from transformers import AutoConfig
 
     fields = copy.deepcopy(PUBLISHED[STAND_INS.get(name, name)])
@@ -71,23 +73,8 @@ class Transformers:
 
     def __init__(self, model: nn.Module):
         self.model = model
-        c = model.config
-        limits = (getattr(c, "max_position_embeddings", None), getattr(c, "sliding_window", None))
-        self.max_length = min(filter(None, limits), default=float("inf"))
         self.output, self.options, self.flash_only = model.get_output_embeddings(), {}, False
         self.ids = self.output.weight.size(0)
-
-    @classmethod
-    def loaded(cls, name: str, dtype: torch.dtype, device: torch.device) -> "Transformers":
-        """A model of the Hugging Face hub or of a folder. Raises UserError if it cannot be loaded."""
-        from transformers import AutoModelForCausalLM
-
-        try:
-            return cls(AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(device).eval())
-        except Exception as error:  # a missing, damaged or foreign file can raise anything
-            if out_of_memory(error):
-                raise
-            raise UserError(f"cannot load {name!r}: {first_line(error)}") from error
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """The mean loss of the targets y for x; both are (B, T)."""
@@ -108,15 +95,9 @@ class Transformers:
             return self.model.generate(idx, attention_mask=torch.ones_like(idx), **options, **self.options)
 
     def use(self, attention: str) -> None:
-        """Compute attention by 'eager', 'flash' or 'flash_attention_2' from here on; UserError if the model cannot."""
-        implementation = {"flash": "sdpa"}.get(attention, attention)
-        try:
-            self.model.set_attn_implementation(implementation)
-        except (ValueError, ImportError) as error:
-            raise UserError(first_line(error)) from error
-        if self.model.config._attn_implementation != implementation:  # transformers may only warn
-            raise UserError(f"{type(self.model).__name__} does not switch its attention to {implementation}")
+        """Compute attention by 'eager' or 'flash' from here on."""
         self.flash_only = attention == "flash"
+        self.model.set_attn_implementation("sdpa" if self.flash_only else "eager")
 
     def _kernels(self):
         """A context in which SDPA uses its flash kernel and no other, if that was asked for."""
@@ -130,7 +111,6 @@ class Transformers:
         """parity.compare of the current attention, called as the model itself calls it for `idx` (1, T).
 
         The call has the model's mask and options, two heads of keys, and as many heads of queries to each as the model.
-        Raises UserError if the model does not call attention through transformers' AttentionInterface.
         """
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as interfaces
 
@@ -147,8 +127,6 @@ class Transformers:
 
         with mock.patch.object(interfaces, "get_interface", get_interface):
             self.generate(idx, 1)
-        if not calls:
-            raise UserError(f"{type(self.model).__name__} has attention of its own, which cannot be compared")
         attend, module, (_, nh, _, hs), kv_heads, mask, options = calls[0]
         groups = nh // kv_heads
 
@@ -165,23 +143,12 @@ class NanoGPT:
     """The GPT of model.py in a clone of nanoGPT. It has no KV cache: each id reads all ids before it."""
 
     def __init__(self, clone: str, config: GPTConfig, state: dict[str, Tensor]):
-        """A model with our weights `state`. Its softmax goes over all rows of the embedding, padding included.
-
-        Raises UserError if the clone cannot build it.
-        """
-        if not config.tie_embeddings:
-            raise UserError("nanoGPT's output layer has the weights of its embedding: leave tie_embeddings=True")
+        """A model with our weights `state`. Its softmax goes over all rows of the embedding, padding included."""
         self.ids = config.padded_vocab_size
         shape = {name: getattr(config, name) for name in checkpoint.NANOGPTS} | dict(vocab_size=self.ids, dropout=0.0)
-        try:
-            module = _imported(pathlib.Path(clone, "model.py"))
-            self.model = module.GPT(module.GPTConfig(**shape))
-            self.model.load_state_dict(state)
-        except Exception as error:  # code of another project can raise anything
-            if out_of_memory(error):
-                raise
-            name = type(error).__name__
-            raise UserError(f"{clone} is no nanoGPT that this can build: {name}: {first_line(error)}") from error
+        module = _imported(pathlib.Path(clone, "model.py"))
+        self.model = module.GPT(module.GPTConfig(**shape))
+        self.model.load_state_dict(state)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """The mean loss of the targets y for x; both are (B, T)."""
@@ -206,15 +173,6 @@ class OurGPT:
 
     def __init__(self, model: GPT, dtype: torch.dtype):
         self.model, self.output, self.dtype = model.eval(), model.lm_head, dtype
-        self.max_length = model.config.block_size
-
-    @classmethod
-    def of_gpt2(cls, name: str, device: torch.device, dtype: torch.dtype) -> "OurGPT":
-        """One of GPT-2's sizes with random weights, but with 2048 positions, so that prompts of 2048 fit."""
-        n_layer, n_head, n_embd = GPT2[name]
-        dimensions = dict(block_size=2048, vocab_size=50257, n_layer=n_layer, n_head=n_head, n_embd=n_embd)
-        with torch.device(device):
-            return cls(GPT(GPTConfig(**dimensions)).to(dtype), dtype)
 
     @classmethod
     def beside(cls, other: Transformers) -> "OurGPT":
@@ -230,12 +188,13 @@ class OurGPT:
             w.data = part
         with torch.device("meta"):  # takes no memory, until the weights are put in
             model = GPT(own)
-        model.load_state_dict(state, assign=True)
+        model.load_state_dict(state, assign=True, strict=not own.tie_embeddings)
+        model.tie_weights()
         return cls(model, other.output.weight.dtype)
 
     def use(self, attention: str) -> None:
-        """Compute attention by 'eager' or 'flash' from here on."""
-        self.model.use_attention(OUR_NAMES.get(attention, attention))
+        """Compute attention by one of our kernels from here on."""
+        self.model.use_attention(attention)
 
     def generate(self, idx: Tensor, new: int) -> Tensor:
         """`idx` (1, T) and the `new` likeliest ids after it."""
@@ -251,7 +210,6 @@ class OurGPT:
         return Case.of_model(config, 1, idx.device, self.dtype, backward=False)
 
 
-BOTH = {*PUBLISHED, *STAND_INS}  # models that are there twice
 _loaded = {}  # at most one model, with ours beside it: two at full size may not fit
 
 
@@ -267,23 +225,16 @@ def load(name: str, attention: str, seed: int, device: torch.device, dtype: torc
         gc.collect()  # modules refer to each other in cycles
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        if name in BOTH:
-            _prove(name, seed, device)
+        _prove(name, seed, device)
         determinism.seed(seed, "prefill")
-        if name in GPT2:
-            _loaded[key] = [OurGPT.of_gpt2(name, device, dtype)]
-        else:
-            _loaded[key] = [_theirs(name, device, dtype)]
-        if name in BOTH:
-            _loaded[key].append(OurGPT.beside(_loaded[key][0]))
+        theirs = _theirs(name, device, dtype)
+        _loaded[key] = theirs, OurGPT.beside(theirs)
     return _loaded[key][attention.startswith(OURS)]
 
 
 def _theirs(name, device, dtype, **changes):
     from transformers import AutoModelForCausalLM
 
-    if name not in BOTH:
-        return Transformers.loaded(name, dtype, device)
     with torch.device(device):  # not on meta: to_empty would lose the rotary frequencies, which are buffers
         return Transformers(AutoModelForCausalLM.from_config(config(name, **changes), dtype=dtype).eval())
 
@@ -297,8 +248,8 @@ def _prove(name, seed, device):
     determinism.seed(seed, "prefill")
     window = {"sliding_window": 24} if config(name).to_dict().get("sliding_window") else {}
     theirs = _theirs(name, device, torch.float32, num_hidden_layers=2, **window)
-    theirs.model.set_attn_implementation("eager")
-    for p in theirs.model.model.layers.parameters():
+    theirs.use("eager")
+    for p in theirs.model.parameters():
         if p.dim() == 2:
             p *= 4
     ours, V = OurGPT.beside(theirs).model, theirs.model.config.vocab_size

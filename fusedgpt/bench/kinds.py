@@ -16,10 +16,10 @@ import torch
 from configurator import configure, separate
 from fusedgpt import settings
 from fusedgpt.attention.functions import digest
-from fusedgpt.attention.table import is_own, located
+from fusedgpt.attention.table import OWN, is_own, located
 from fusedgpt.bench import comparison, ladder, max_batch, numerics, peers, plan, prefill, rows, sweep
 from fusedgpt.bench.comparison import Comparison, InProcess, Measurement
-from fusedgpt.bench.options import EACH_ROW_NAMES_IT, admitted
+from fusedgpt.bench.options import admitted
 from fusedgpt.bench.process import Contender
 from fusedgpt.errors import UserError
 from fusedgpt.home import ROOT, SCRIPTS
@@ -31,6 +31,7 @@ from fusedgpt.machine.turns import Turn
 KINDS = {"ladder": ladder, "sweep": sweep, "prefill": prefill, "numerics": numerics, "max_batch": max_batch}
 KINDS |= {"peers": peers}
 TAKE_SETTINGS = KINDS | {"plan": plan}
+TAKE_KERNELS = ("ladder", "sweep", "numerics")  # and measure those of users too
 # settings that do not change what a contender does, only which ones there are and for how long
 NOT_IDENTITY = ("results", "only", "precision", "seconds", "max_seconds", "lengths", "heads", "models")
 NOT_IDENTITY += ("device", "nanogpt")  # the header names the device, and rows the commit of a clone
@@ -56,20 +57,20 @@ def defaults(kind, gpu: bool):
 
 
 def unused_settings(name: str) -> dict[str, str]:
-    """{setting: why} for each setting of train.py or of another kind that the kind `name` does not use."""
+    """{setting: a sentence} for each setting of train.py or of another kind that the kind `name` does not use."""
     names = {each: {f.name for f in dataclasses.fields(settings_class(kind))} for each, kind in TAKE_SETTINGS.items()}
     others = set().union(*names.values()) - names[name]
-    unused = dict.fromkeys(others, f"bench.py {name} does not use it")
-    unused["real_data"] = "a benchmark trains on the tokens of --dataset"  # nanoGPT's
-    return unused | TAKE_SETTINGS[name].UNUSED
+    others |= {*TAKE_SETTINGS[name].UNUSED, "real_data"}  # nanoGPT's
+    return dict.fromkeys(others, f"bench.py {name} does not use it")
 
 
 def read_settings(name: str, args: list[str], description: str = ""):
     """(settings, device) of the kind `name`: defaults for this machine, then config files, then flags."""
     kind, unused = KINDS[name], unused_settings(name)
-    names_own_kernel = any(flag.startswith("--attention=") and is_own(flag) for flag in separate(args)[1])
-    if names_own_kernel and unused.get("attention") == EACH_ROW_NAMES_IT:
-        del unused["attention"]
+    if name in TAKE_KERNELS:
+        unused["attention"] = f"each row names its kernel; to measure one of your own too, give --attention={OWN}"
+        if any(flag.startswith("--attention=") and is_own(flag) for flag in separate(args)[1]):
+            del unused["attention"]
     asked = [arg for arg in args if arg not in ("-h", "--help")]
     device = resolve_device(configure(settings_class(kind)(), asked, description, unused).device)
     s = configure(defaults(kind, gpu=device.type == "cuda"), args, description, unused)

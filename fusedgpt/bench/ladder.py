@@ -47,12 +47,7 @@ VARIABLES = {
     GRAPHED: {"TORCHINDUCTOR_CUDAGRAPHS": "1"},
 }
 TRAINS, TOGETHER, TURN = True, False, 0.5
-UNUSED = {
-    **training.UNUSED,
-    "attention": options.EACH_ROW_NAMES_IT,
-    "vocab_multiple": "each rung of the ladder sets it",
-}
-
+UNUSED = (*training.UNUSED, "attention", "vocab_multiple")
 
 Settings = options.Common
 GPU = training.DEFAULTS | {"compile": True}  # GPT-2 124M at 12 x 1024

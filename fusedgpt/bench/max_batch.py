@@ -5,6 +5,7 @@ allocation fails there too. Every trial is train.py's own step in a process of i
 GPU each fills the memory.
 """
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -34,8 +35,7 @@ TIMED_S = 5.0  # seconds of steps at the largest batch
 BASELINE = "manual"
 
 TRAINS, TOGETHER, TURN = True, True, 0.0
-UNUSED = {**training.UNUSED, "attention": "each row sets it", "batch_size": "the search sets it"}
-UNUSED |= dict.fromkeys(("precision", "seconds"), "these contenders take no turns")
+UNUSED = (*training.UNUSED, "attention", "batch_size", "precision", "seconds")
 
 
 @dataclasses.dataclass
@@ -85,13 +85,11 @@ def build(of: dict, name: str, s: Settings, device: torch.device) -> tuple[None,
 def _trial(s, free):
     """What training at the batch size of `s` takes. Raises Ended if it does not fit, or fails otherwise."""
     with tempfile.TemporaryDirectory() as folder:
-        contender = Contender(_limited, (json.dumps(vars(s)), free), {}, pathlib.Path(folder, "log.txt"))
-        try:
-            found = contender.ready()
-            contender.turn(0.0)  # one step, which tells how many fit into a turn
-            return found | summary(contender.turn(TIMED_S))
-        finally:
-            contender.close()
+        trial = Contender(_limited, (json.dumps(vars(s)), free), {}, pathlib.Path(folder, "log.txt"))
+        with contextlib.closing(trial):
+            found = trial.ready()
+            trial.turn(0.0)  # one step, which tells how many fit into a turn
+            return found | summary(trial.turn(TIMED_S))
 
 
 def _limited(given: str, free: int) -> tuple[Turn, dict]:

@@ -35,8 +35,7 @@ PAIRS = {("scaled before", "math, masked"): True, ("manual", "math, masked"): Fa
 PAIRS |= {("scaled before", "math"): True, ("manual", "math"): False}
 
 TRAINS, TOGETHER, TURN = False, True, 0.0
-UNUSED = {"attention": options.EACH_ROW_NAMES_IT}
-UNUSED |= dict.fromkeys(("precision", "seconds"), "errors are no times")
+UNUSED = ("attention", "precision", "seconds")
 PAIR = "allclose"
 
 

@@ -5,12 +5,9 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from fusedgpt.attention.functions import load
-from fusedgpt.attention.table import OWN, is_own
+from fusedgpt.attention.table import is_own
 from fusedgpt.bench.comparison import Comparison
 from fusedgpt.errors import UserError
-
-# why ladder, sweep and numerics take no --attention, unless it names a kernel of the user's own
-EACH_ROW_NAMES_IT = f"each row names its kernel; to measure one of your own too, give --attention={OWN}"
 
 
 @dataclass

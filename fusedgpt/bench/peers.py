@@ -47,11 +47,9 @@ PROGRAMS = {"ours": {}, "nanoGPT": {"dtype": "float32"}}
 PARTS = {"training": TRAINING, "generation": GENERATION, "llama": LLAMA, "recipe": PROGRAMS, "command": PROGRAMS}
 
 TRAINS, TOGETHER, TURN = True, False, 0.5
-_SAME = ("activation", "optimizer", "mask", "dropout", "loss", "recompute", "deterministic")
-UNUSED = training.UNUSED | dict.fromkeys(
-    _SAME, "every contender trains as its project does, with AdamW, without dropout"
-)
-UNUSED["gradient_accumulation_steps"] = "a step is one micro-batch"
+# every contender trains as its project does, with AdamW, without dropout; a step is one micro-batch
+UNUSED = (*training.UNUSED, "activation", "optimizer", "mask", "dropout", "loss", "recompute", "deterministic")
+UNUSED += ("gradient_accumulation_steps",)
 
 
 @dataclasses.dataclass
@@ -116,7 +114,7 @@ def columns(result: Result, name: str) -> dict[str, str]:
     """What a contender computed, and how."""
     line, part = result.measured[name], result.of["part"]
     if part == "command":
-        return {"validation loss": f"{line['val_loss']:.4f}", "CPU time, s": f"{line['cpu_s']:.0f}"}
+        return {"validation loss": f"{line['val_loss']:.4f}"}
     if part != "generation":
         return of_training(result, name)
     return {

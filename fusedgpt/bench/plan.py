@@ -25,9 +25,9 @@ TRAINS = True
 DEFAULTS = {"vocab_size": 50257}
 RUN_FIELDS = [field.name for field in dataclasses.fields(Run)]
 USED = {"init_from", "loss", *dimensions.NAMES, *RUN_FIELDS}
-UNUSED = {f.name: "a plan does not depend on it" for f in dataclasses.fields(settings.Settings) if f.name not in USED}
-UNUSED |= dict.fromkeys(("dtype", "compile"), "a plan is for compiled steps in 16 bits")
-UNUSED["mask"] = "a plan counts attention over the whole window"
+# a plan is for compiled steps in 16 bits, and counts attention over the whole window
+UNUSED = [field.name for field in dataclasses.fields(settings.Settings) if field.name not in USED]
+UNUSED += ["dtype", "compile", "mask"]
 
 
 @dataclasses.dataclass
@@ -116,7 +116,6 @@ def said(config: GPTConfig, run: Run, gpu: str, mfu: float) -> list[str]:
     """The run, its memory and its time in words, a line each."""
     memory, room = Memory.of(config, run), GPUS[gpu].memory
     parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in dataclasses.asdict(memory).items() if size)
-    low, high = memory.range
     rate = mfu * run.gpus * GPUS[gpu].peak / config.flops_per_token
     seconds = run.gpus * run.micro_steps * run.batch_size * config.block_size / rate
     tokens = CHINCHILLA * config.num_params
@@ -124,8 +123,7 @@ def said(config: GPTConfig, run: Run, gpu: str, mfu: float) -> list[str]:
         f"computed, not measured: {config.num_params:,} parameters on {run.gpus} x {gpu}, {run.parallel},"
         f" recompute={run.recompute}, micro-batches of each GPU: {run.micro_steps}, of {run.batch_size} x"
         f" {config.block_size} tokens; a vocabulary of {config.padded_vocab_size:,}",
-        f"memory: {memory.total / 1e9:.1f} ({low / 1e9:.1f} to {high / 1e9:.1f}) of {room / 1e9:g} GB of each"
-        f" GPU{'; it may not fit' * (high > room)}: {parts}",
+        f"memory: {memory.total / 1e9:.1f} of {room / 1e9:g} GB of each GPU; a run may take a fifth more: {parts}",
         f"time at {100 * mfu:g} % of the peak (--mfu): {1e3 * seconds:,.4g} ms a step, {rate:,.0f} tokens/s;"
         f" {CHINCHILLA} tokens a parameter, {tokens / 1e9:,.3g} billion, take {in_words(tokens / rate)}",
     ]

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable
 
 from fusedgpt.bench.proof import ParityError
-from fusedgpt.errors import UserError, first_line, out_of_memory, shown
+from fusedgpt.errors import UserError, first_line, out_of_memory
 from fusedgpt.machine import timing, turns
 from fusedgpt.machine.environment import FLASH_PACKAGES
 from fusedgpt.machine.files import atomic, read_jsonl
@@ -58,11 +58,10 @@ class Result:
         """{name: line} of the contenders that were measured."""
         return {name: line for name, line in self.contenders.items() if line["status"] == "measured"}
 
-    def ratio(self, name: str, base: str | None = None) -> turns.Ratio | None:
-        """How many times as fast as `base`, or the baseline, a contender is; None for the baseline, or without laps."""
-        base = base or self.baseline
-        both = {name, base} <= self.measured.keys()
-        return turns.ratio(self.laps, name, base) if both and name != base else None
+    def ratio(self, name: str) -> turns.Ratio | None:
+        """How many times as fast as the baseline a contender is; None for the baseline, or without laps."""
+        both = {name, self.baseline} <= self.measured.keys()
+        return turns.ratio(self.laps, name, self.baseline) if both and name != self.baseline else None
 
     @property
     def ratios(self) -> dict[str, turns.Ratio]:
@@ -88,18 +87,14 @@ class Result:
 def read(path: pathlib.Path) -> tuple[dict, list[dict]]:
     """(the header, the other lines) of the rows.jsonl at `path`. A last line that a kill cut short is left out.
 
-    Raises UserError if the file is missing, or holds other lines than bench.py writes.
+    Raises UserError if the file is missing, or is of another kind.
     """
     lines = read_jsonl(path) if path.exists() else []
     if not lines:
         raise UserError(f"{path} does not exist, or is empty: name the folder of a benchmark, such as out-bench/ladder")
     header, *others = lines
-    parts = [header.get(name) for name in ("settings", "environment")]
-    if not {"benchmark", "command"} <= header.keys() or not all(isinstance(part, dict) for part in parts):
+    if header.get("kind") != "header":
         raise UserError(f"{path} does not begin with the header of a benchmark: name a folder that bench.py wrote")
-    for line in others:
-        if line.get("kind") not in ("contender", "lap") or not isinstance(line.get("of"), dict):
-            raise UserError(f"{path} is damaged: bench.py writes no line like {shown(line)}. Take a whole copy")
     return header, others
 
 

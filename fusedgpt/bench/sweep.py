@@ -28,7 +28,7 @@ from fusedgpt.machine.turns import Turn
 BASELINE = "manual"
 
 TRAINS, TOGETHER, TURN = False, True, 0.02
-UNUSED = {"attention": options.EACH_ROW_NAMES_IT}
+UNUSED = ("attention",)
 
 
 @dataclasses.dataclass

@@ -23,13 +23,11 @@ DEFAULTS |= dict(warmup_iters=100, lr_decay_iters=1000)
 ON_A_CPU = dict(n_layer=4, n_head=4, n_embd=256, block_size=1024, batch_size=1)
 # fields of run.json that a row keeps
 RAN = ("attention", "dtype", "tf32", "compile", "cuda_graphs", "padded_vocab_size", "device")
-_OTHER = ("max_iters", "minutes", "out_dir", "eval_only", "dry_run", "eval_iters", "eval_interval", "sample_interval")
-_OTHER += ("sample_prompts", "always_save_checkpoint", "keep_checkpoints", "log_interval", "check_interval", "profile")
-_OTHER += ("max_bad_steps", "wandb_log", "wandb_project", "wandb_run_name", "tensorboard_log")
-# train.py's settings that no kind uses
-UNUSED = dict.fromkeys(_OTHER, "contenders make steps as long as they take turns, and do nothing else")
-UNUSED |= dict.fromkeys(("backend", "parallel", "shard_size", "timeout"), "a contender has one process")
-UNUSED["init_from"] = "every contender starts from scratch"
+# train.py's settings that no kind uses: a contender is one process, which makes steps from scratch and nothing else
+UNUSED = ("max_iters", "minutes", "out_dir", "eval_only", "dry_run", "eval_iters", "eval_interval", "sample_interval")
+UNUSED += ("sample_prompts", "always_save_checkpoint", "keep_checkpoints", "log_interval", "check_interval", "profile")
+UNUSED += ("max_bad_steps", "wandb_log", "wandb_project", "wandb_run_name", "tensorboard_log", "init_from")
+UNUSED += ("backend", "parallel", "shard_size", "timeout")
 
 
 def settings(s) -> Settings:

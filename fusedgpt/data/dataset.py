@@ -12,7 +12,6 @@ import json
 import os
 import pathlib
 import pickle
-import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,7 +22,6 @@ from fusedgpt.data.tokenizer import GPT2, Tokenizer, end_of_text, vocabulary
 from fusedgpt.errors import UserError, first_line, shown
 
 SPLITS = ("train", "val")
-SAMPLES, SAMPLE = 16, 4096  # samples of each bin that ranks compare, and ids in a sample
 
 
 def find_folder(root: pathlib.Path, dataset: str) -> pathlib.Path:
@@ -40,8 +38,6 @@ def find_folder(root: pathlib.Path, dataset: str) -> pathlib.Path:
     raise UserError(f"dataset={shown(str(dataset))} is no folder: name one of data/ ({names}), or the path of another")
 
 
-# the meta of a folder whose bins are being replaced: some may be new and some old
-UNFINISHED = {"unfinished": "these bins are of two preparations: prepare them again"}
 UNKNOWN = {"tokenizer": "unknown"}  # for a model or a checkpoint that does not say what its ids mean
 
 
@@ -49,7 +45,7 @@ def read_meta(folder: str | pathlib.Path, vocab_size: int | None = None) -> dict
     """The meta of a data folder, as in meta.json. A nanoGPT meta.pkl is read too, without running code.
 
     A folder with neither holds GPT-2's BPE, as in nanoGPT, in a vocabulary of `vocab_size` (None: 50257).
-    Raises UserError if either file is damaged, or if a preparation was killed while it replaced the bins.
+    Raises UserError if either file is damaged.
     """
     folder = pathlib.Path(folder)
     path = folder / "meta.json"
@@ -74,21 +70,12 @@ def meta_of_checkpoint(root: pathlib.Path, saved: dict) -> dict:
     return _checked(saved["meta"])
 
 
-def separator(meta: dict, folder: pathlib.Path, say: Callable[[str], None]) -> int:
-    """The id between two documents of the data in `folder`, described by `meta`.
-
-    Raises UserError if there is none. Calls `say` if it does not occur in a sample of the training split.
-    """
+def separator(meta: dict, dataset: str) -> int:
+    """The id between two documents of the data that `meta` describes. Raises UserError if there is none."""
     if (found := end_of_text(meta)) is None:
         raise UserError(
-            f"mask=document needs documents, but {folder} has no id that ends one: prepare your texts with"
+            f"mask=document needs documents, but dataset={dataset} has no id that ends one: prepare your texts with"
             " data/text/prepare.py, or set --mask=causal"
-        )
-    sample = TokenFile(folder, "train", meta).sample()
-    if found not in sample:
-        say(
-            f"mask=document may do nothing: the id {found}, which ends a document, is not among {sample.size:,} ids"
-            f" sampled from {folder}"
         )
     return found
 
@@ -125,9 +112,7 @@ def say_other_text(meta: dict, trained_on: dict, say: Callable[[str], None]) -> 
     """Call `say` if the bins of `meta` are not those that `trained_on`, the meta of a checkpoint, describes."""
     for split in SPLITS:
         if not same_text(meta, trained_on, split):
-            now, was = (_sha256(each, split) for each in (meta, trained_on))
-            what = f"resuming with another {split}.bin, of SHA-256 {now!s:.12}…; it was {was!s:.12}…"
-            say(what + (": validation losses from here on cannot be compared with those before" * (split == "val")))
+            say(f"resuming with another {split}.bin: losses from here on cannot be compared with those before")
 
 
 def same_text(meta: dict, trained_on: dict, split: str) -> bool:
@@ -160,27 +145,16 @@ def check_bins(files: Mapping[str, "TokenFile"], meta: dict, whole: bool) -> Non
 
 
 def require_same_data(files: Mapping[str, "TokenFile"], meta: dict, gather: Callable[[Any], list]) -> None:
-    """Raise UserError if ranks have other bins than rank 0, or bins whose ids mean something else.
+    """Raise UserError if ranks have bins of other lengths than rank 0, or another meta, which has their SHA-256.
 
-    gather: returns the values of all ranks. Ranks compare their metas, the SHA-256 of each bin if the meta has it, and
-    a sample of each bin. nanoGPT's bins have no SHA-256, so only the sample tells two of the same size apart.
+    gather: returns the values of all ranks.
     """
-    described = {name: value for name, value in meta.items() if name not in ("source", "left_out", "tokens", "sha256")}
-    mine = {"what the ids mean": hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()}
-    damage = None
-    try:
-        for split, file in files.items():
-            mine[f"{split}.bin"] = [_sha256(meta, split), len(file), zlib.crc32(file.sample().tobytes())]
-    except UserError as error:  # other ranks may have no error and wait in `gather`, so raise after it
-        damage = str(error)
-    each, damages = zip(*gather((mine, damage)))
-    for said in filter(None, damages):
-        raise UserError(said)
+    described = json.dumps({name: value for name, value in meta.items() if name != "source"}, sort_keys=True)
+    each = gather([*map(len, files.values()), hashlib.sha256(described.encode()).hexdigest()])  # a meta can be large
     if others := [rank for rank, theirs in enumerate(each) if theirs != each[0]]:
-        differ = [name for name in mine if any(each[rank][name] != each[0][name] for rank in others)]
         raise UserError(
-            f"rank(s) {', '.join(map(str, others))} of {len(each)} have other data than rank 0 ({', '.join(differ)}):"
-            f" copy {files['train'].paths[0].parent} from the node of rank 0 to the others, or let them share it"
+            f"rank(s) {', '.join(map(str, others))} of {len(each)} have other data than rank 0: copy"
+            f" {files['train'].paths[0].parent} from the node of rank 0 to the others, or let them share it"
         )
 
 
@@ -191,8 +165,6 @@ def _how_to_prepare(folder):
 
 def _checked(meta):
     """Return `meta` if every field that is read has the right form. Raises UserError otherwise."""
-    if meta == UNFINISHED:
-        raise UserError("a preparation was interrupted while it replaced the bins of another")
     vocabulary(meta)
     end_of_text(meta)
     if meta.get("tokenizer") != "unknown":  # unknown ids can be trained on
@@ -236,7 +208,7 @@ class TokenFile:
     """The ids of `<split>.bin`, or of its shards `<split>_0000.bin …`, as one sequence that is read window by window.
 
     Files are not memory-mapped, because the process would keep every page that it reads in memory (nanoGPT#287).
-    Raises UserError if files are missing, also a shard between others, or do not have the size that `meta` says.
+    Raises UserError if files are missing, or do not have the size that `meta` says.
     """
 
     def __init__(self, folder: str | pathlib.Path, split: str, meta: dict):
@@ -247,13 +219,6 @@ class TokenFile:
             raise UserError(f"{whole} does not exist: {_how_to_prepare(folder)}")
         if whole.exists() and shards:
             raise UserError(f"{folder} has {whole.name} and {shards[0].name}: which one counts? Remove the other")
-        for before, path in itertools.pairwise(shards):
-            wanted = int(before.stem[-4:]) + 1
-            if int(path.stem[-4:]) != wanted:
-                raise UserError(
-                    f"{folder} has {path.name}, but not {split}_{wanted:04}.bin: copy it there, or number the shards"
-                    " without a gap"
-                )
         self.vocab_size = meta["vocab_size"]
         self.dtype = np.dtype(meta.get("dtype", dtype_of(self.vocab_size))).newbyteorder("<")
         sizes = [path.stat().st_size for path in self.paths]
@@ -296,12 +261,3 @@ class TokenFile:
 
     def _shard(self, position):
         return bisect.bisect_right(self.starts, position) - 1
-
-    def sample(self) -> np.ndarray:
-        """SAMPLES x SAMPLE ids from all over the file, which hardly any other text of its length shares.
-
-        Raises UserError as `window` does.
-        """
-        length = min(SAMPLE, len(self))
-        starts = np.linspace(0, len(self) - length, SAMPLES).astype(int).tolist()
-        return np.concatenate([self.window(start, length) for start in starts])

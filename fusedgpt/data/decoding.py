@@ -15,7 +15,6 @@ from fusedgpt.errors import UserError
 CHUNK = 2**20  # bytes or characters to read at a time
 BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}
 BOMS |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}  # UTF-32's begins with UTF-16's
-SEVEN_BITS = ("iso2022", "hz", "utf-7")  # text in these encodings is UTF-8 too, with escapes in place of its letters
 # as browsers read these names: only the second has the quotation marks that texts of the first have
 READ_AS = {"iso8859-1": "cp1252", "ascii": "cp1252", "gb2312": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949"}
 GUESSED = ["cp1252", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1254", "cp1255", "cp1256", "cp874"]
@@ -56,8 +55,6 @@ def encoding_of(path: pathlib.Path, given: str | None = None, plain: bool = True
     UTF-8 comes first, then what a web page declares, then `given`, then what charset-normalizer finds.
     plain: the file should be neither a web page nor rich text. Raises UserError if it is no text, or if nothing fits.
     """
-    if given and codecs.lookup(given).name.startswith(SEVEN_BITS):
-        return given, f"reading {path} as {given}"
     decoder, at = codecs.getincrementaldecoder("utf-8")(), 0
     with unpacked(path) as file:
         head = raw = file.read(CHUNK)
@@ -87,18 +84,15 @@ def encoding_of(path: pathlib.Path, given: str | None = None, plain: bool = True
 def _guessed(path, raw, error, at):
     import charset_normalizer  # after UTF-8, which most texts are
 
-    wide, text = b"\0" in raw[:4096], raw.decode(errors="replace")
-    if not wide and len(re.findall(r"[^\x00-\x7f\ufffd]", text)) > text.count("\N{REPLACEMENT CHARACTER}"):
+    if b"\0" in raw[:4096]:
+        raise UserError(f"{path} is no text: it has zero bytes. Remove it, or say --encoding=utf-16-le if it is that")
+    text = raw.decode(errors="replace")
+    if len(re.findall(r"[^\x00-\x7f\ufffd]", text)) > text.count("\N{REPLACEMENT CHARACTER}"):
         raise UserError(
             f"{path} is UTF-8 but for byte {at:,} ({error.reason}): mend it, or leave the file out by"
             " --skip_unreadable=True"
         )
-    options = GUESSED
-    if wide:  # the first of the two bytes of a letter, blank or line end is zero, or the second
-        options = ["utf_16_be"] if raw[::2].count(0) > raw[1::2].count(0) else ["utf_16_le"]
-    found = list(charset_normalizer.from_bytes(raw, cp_isolation=options))
-    if wide and not found:
-        raise UserError(f"{path} is no text: it has zero bytes. Remove it")
+    found = list(charset_normalizer.from_bytes(raw, cp_isolation=GUESSED))
     likely = [e for e in found if e.chaos < found[0].chaos + CLOSE and e.coherence > found[0].coherence - CLOSE]
     names = [each.encoding for each in likely]
     if any("cp1252" in each.could_be_from_charset for each in likely):

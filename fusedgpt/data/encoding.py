@@ -21,8 +21,7 @@ from tqdm import tqdm
 
 from fusedgpt.data.dataset import dtype_of
 from fusedgpt.data.tokenizer import Tokenizer
-from fusedgpt.errors import UserError
-from fusedgpt.machine.files import atomic, cannot_write
+from fusedgpt.machine.files import atomic
 
 PIECE = 2**16  # characters to tokenize at once: `tokenizers` needs hundreds of bytes for each
 BATCH = 2**20  # characters that a core gets at a time
@@ -107,12 +106,11 @@ class Encoded:
     def fill(self, corpus, max_tokens: int | None = None) -> None:
         """Tokenize what is missing of `corpus`. With `max_tokens`, stop after the batch whose documents reach it.
 
-        Raises UserError if the disk is full, and keeps what was written.
+        If the disk is full, what was written is kept.
         """
         done, path = {"files": 0, "tokens": 0, "documents": 0}, self.folder / "done.json"
         if path.exists():
             done = json.loads(path.read_text(encoding="utf-8"))
-            corpus.left_out.update(done["left_out"])
             print(f"continuing after {done['files']:,} files with {done['tokens']:,} tokens")
         tokenizer = Tokenizer(self.meta)
         tokenizer.encode_text("")  # load it once, before each thread does
@@ -132,19 +130,15 @@ class Encoded:
                     ids_file.flush()
                     documents_file.flush()
                     with atomic(path, "w") as file:
-                        json.dump(done | {"files": files, "left_out": corpus.left_out}, file)
+                        json.dump(done | {"files": files}, file)
                 if len(documents) and documents["end"][-1] >= (max_tokens or math.inf):
                     return
 
     @contextlib.contextmanager
     def _appended(self, name, size):
-        path = self.folder / name
-        try:
-            with open(path, "ab") as file:
-                file.truncate(size)  # an interrupted run may have left more
-                yield file
-        except OSError as error:
-            raise cannot_write(path, error) from error
+        with open(self.folder / name, "ab") as file:
+            file.truncate(size)  # an interrupted run may have left more
+            yield file
 
     def documents(self, max_tokens: int | None = None) -> np.ndarray:
         """The documents (DOCUMENT), up to the one that reaches `max_tokens`."""
@@ -157,10 +151,7 @@ class Encoded:
             for start, stop in map(np.ndarray.tolist, ranges):  # a list of all would take 1 GB for OpenWebText
                 file.seek(start * self.dtype.itemsize)
                 for at in range(start, stop, COPIED):
-                    ids = np.fromfile(file, self.dtype, min(COPIED, stop - at))
-                    if len(ids) < min(COPIED, stop - at):  # np.fromfile does not say so
-                        raise UserError(f"{file.name} cannot be read: remove {self.folder} and run this again")
-                    yield ids
+                    yield np.fromfile(file, self.dtype, min(COPIED, stop - at))
 
 
 def _encode(tokenizer, dtype, batch):

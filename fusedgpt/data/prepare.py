@@ -2,7 +2,6 @@
 
 import argparse
 import hashlib
-import itertools
 import json
 import os
 import pathlib
@@ -16,9 +15,9 @@ import numpy as np
 
 from fusedgpt import home
 from fusedgpt.data import make_tokenizer
-from fusedgpt.data.dataset import UNFINISHED, dtype_of, read_meta
+from fusedgpt.data.dataset import dtype_of, read_meta
 from fusedgpt.data.encoding import Encoded
-from fusedgpt.data.inputs import SHOWN, stamp
+from fusedgpt.data.inputs import stamp
 from fusedgpt.data.texts import Files
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import atomic, lock
@@ -38,11 +37,11 @@ def parser(script: str, description: str, reading: bool = True) -> argparse.Argu
     reading: add the options that say how local texts are read. `files` takes them.
     """
     parser = argparse.ArgumentParser(description=description)
-    take = {"type": _path, "metavar": "PATH"}
+    take = {"type": pathlib.Path, "metavar": "PATH"}
     parser.add_argument("--input", action="extend", nargs="+", default=[], **take, help="local text to use")
     parser.add_argument("input", action="extend", nargs="*", **take, help="the same as --input")
     default = home.data_folder(script)
-    parser.add_argument("--out_dir", type=_path, metavar="DIR", default=default, help="default: %(default)s")
+    parser.add_argument("--out_dir", type=pathlib.Path, metavar="DIR", default=default, help="default: %(default)s")
     if reading:
         column = "column with the text, as in body, messages.content, FILE:NAME for some files; default: text"
         parser.add_argument("--text_column", metavar="NAME", help=column)
@@ -69,12 +68,6 @@ def _encoding(text):
     return text
 
 
-def _path(text):
-    if not text:  # a shell variable may not be set; pathlib would take the current folder
-        raise argparse.ArgumentTypeError("no path was given")
-    return pathlib.Path(text)
-
-
 def beside(script: str) -> list[pathlib.Path]:
     """The input.txt beside a script, if there is one: nanoGPT's users put their text there."""
     path = home.data_folder(script) / "input.txt"
@@ -87,11 +80,8 @@ def beside(script: str) -> list[pathlib.Path]:
 def one_text(script: str, args: argparse.Namespace, url: str, sha256: str) -> Files:
     """The text to prepare: `--input`, else input.txt beside the script, else a download from `url`.
 
-    Raises UserError if --input is no single file, or if the download fails or has changed.
+    Raises UserError if the download fails or has changed.
     """
-    if len(args.input) > 1 or any(path.is_dir() for path in args.input):
-        given = " ".join(map(str, args.input))
-        raise UserError(f"--input={given} must be one file, because this corpus is one text: data/text takes more")
     args.input = args.input or beside(script)
     if not args.input:
         args.input = [home.data_folder(script) / "input.txt"]  # where nanoGPT's scripts put it
@@ -132,9 +122,6 @@ def prepare(corpus, tokenizer: str, out_dir: pathlib.Path, split: Split, max_tok
         if len(documents) == 1 and meta["tokenizer"] in ("byte", "char"):
             meta = make_tokenizer.without_end(meta)
             documents["end"] -= 1
-        if corpus.left_out:
-            some = dict(itertools.islice(corpus.left_out.items(), SHOWN))
-            meta = meta | {"left_out": {"files": len(corpus.left_out), "some": some}}
         splits = {name: encoded.read(parts) for name, parts in split(documents).items()}
         write(out_dir, splits, corpus.source, **meta)
     shutil.rmtree(work)
@@ -198,9 +185,9 @@ def write(
     """Write train.bin, val.bin and meta.json to `folder`, with one array in memory at a time.
 
     `splits` maps 'train' and 'val' to arrays of ids. `tokenizer` and `extra` (end_of_text, itos, …) are as Tokenizer
-    reads them from meta.json. If the process is killed, the folder has all old files, or all new ones, or a meta.json
-    that says that they are mixed, which every run refuses. Raises UserError if a split is too short, if an id is beyond
-    the vocabulary, or if the disk is full before any old file is replaced.
+    reads them from meta.json. If the process is killed between two files, the old meta.json is older than the new bins
+    and has other SHA-256s, which every run refuses. Raises UserError if a split is too short, if an id is beyond the
+    vocabulary, or if the disk is full before any old file is replaced.
     """
     folder, dtype = pathlib.Path(folder), dtype_of(vocab_size)
     meta = {"tokenizer": tokenizer, "vocab_size": vocab_size, "dtype": dtype}
@@ -228,8 +215,6 @@ def write(
         for file in (train, val, new):  # no file may replace an old one before all are on the disk
             file.flush()
             os.fsync(file.fileno())
-        with atomic(described, "w", aside=".unfinished") as file:
-            json.dump(UNFINISHED, file)
         _write_meta_pkl(folder, vocab_size, extra.get("itos"))
     for split, count in meta["tokens"].items():
         print(f"{folder / split}.bin: {count:,} tokens")

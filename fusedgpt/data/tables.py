@@ -69,11 +69,8 @@ def _json(text):
     """The rows of a JSON array, of JSON lines, or one value."""
     if len(text) == LONGEST_JSON:
         raise ValueError(f"it has over {LONGEST_JSON:,} characters, and is read whole: write its rows to a .jsonl")
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        if error.msg != "Extra data":
-            raise
+    value = _value(text)
+    if isinstance(value, Unreadable) and "Extra data" in str(value):
         value = [_value(line) for line in text.splitlines() if line.strip()]
     return value if isinstance(value, list) else [value]
 

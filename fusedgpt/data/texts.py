@@ -5,7 +5,6 @@ A corpus has
     key       changes if the content changes
     files     its parts, each read to its end before the next
     read      (a file) -> its documents in fragments (text, last); `last` is True for the one that ends a document
-    left_out  {file: what of it was left out, and why}
 """
 
 import contextlib
@@ -41,9 +40,8 @@ class Files:
         rows = [file for file in self.files if inputs.kind(file) in inputs.TABLES]
         self.columns = inputs.per_file("text_column", column, "text", rows)
         self.encodings = inputs.per_file("encoding", encoding, None, self.files)
-        self._stamps = {file: inputs.stamp(file) for file in self.files}
-        self.key = [column, encoding, paragraphs, skip_unreadable, *self._stamps.values()]
-        self.left_out, self._notes = {}, set()
+        self.key = [column, encoding, paragraphs, skip_unreadable, *map(inputs.stamp, self.files)]
+        self._notes = set()
 
     def read(self, path: pathlib.Path) -> Iterator[tuple[str, bool]]:
         """The documents of a file. What is blank is left out."""
@@ -57,7 +55,6 @@ class Files:
             self._leave_out(path, what)
 
     def _leave_out(self, path, what):
-        self.left_out[str(path)] = what
         self._note(f"left out: {path}: {what.removeprefix(f'{path} ')}")
 
     def _note(self, note):
@@ -77,9 +74,7 @@ class Files:
         for text, last in found:
             anything = anything or bool(text)
             yield _clean(text), last
-        if inputs.stamp(path) != self._stamps[path]:
-            raise UserError(f"{path} has changed while it was read: run this again, or name a copy of it")
-        if not anything and str(path) not in self.left_out:
+        if not anything:
             self._leave_out(path, "it has no text")
 
     def _encoding(self, path, plain=True):
@@ -179,7 +174,7 @@ class Hub:
     """
 
     def __init__(self, source: str, pattern: str):
-        self.source, self.pattern, self.key, self.left_out = source, pattern, [pattern], {}
+        self.source, self.pattern, self.key = source, pattern, [pattern]
 
     @functools.cached_property
     def files(self) -> list[str]:

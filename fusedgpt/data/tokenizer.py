@@ -259,21 +259,14 @@ class Tokenizer:
         return [i for i, c in enumerate(self.itos or []) if c is None]
 
     def _encode_characters(self, text):
-        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-        ids = self._ids_of_codes[np.minimum(codes, len(self._ids_of_codes) - 1)]
-        if len(ids) and ids.min() < 0:
-            unknown = ", ".join(map(repr, sorted(set(text) - set(self.itos))))
-            known = "".join(c for c in self.itos if c is not None)
-            raise UserError(f"the training text has no {unknown}: it has {known!r}; change the prompt")
-        return ids
+        if unknown := set(text) - self._id_of.keys():
+            names, known = ", ".join(map(repr, sorted(unknown))), "".join(c for c in self.itos if c is not None)
+            raise UserError(f"the training text has no {names}: it has {known!r}; change the prompt")
+        return np.fromiter(map(self._id_of.get, text), np.int64, len(text))
 
     @functools.cached_property
-    def _ids_of_codes(self):
-        """The id of each code point, or -1. The last entry, -1, stands for all larger code points."""
-        codes = {ord(c): id for id, c in enumerate(self.itos) if c is not None and len(c) == 1}
-        ids = np.full(max(codes, default=-1) + 2, -1)
-        ids[list(codes)] = list(codes.values())
-        return ids
+    def _id_of(self):
+        return {c: id for id, c in enumerate(self.itos) if c is not None}
 
     @functools.cached_property
     def _json(self):
@@ -289,27 +282,19 @@ class Tokenizer:
 def without_prefix(content: dict) -> dict:
     """A tokenizer.json whose BPE puts no blank before a text, and takes none away from its beginning.
 
-    Those that SentencePiece made do, so that the ids of a text would not be those of its parts.
+    Those that SentencePiece made do, so that the ids of a text would not be those of its parts. All they need is BLANK
+    for each blank, and the other way round.
     """
     if not _of_sentencepiece(content):
         return content
-    return content | {part: _unprefixed(content.get(part)) for part in ("normalizer", "pre_tokenizer", "decoder")}
+    blanks = {"type": "Replace", "pattern": {"String": " "}, "content": BLANK}
+    back = {"type": "Replace", "pattern": {"String": BLANK}, "content": " "}
+    decoder = {"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}]}
+    return content | {"normalizer": blanks, "pre_tokenizer": None, "decoder": decoder}
 
 
 def _of_sentencepiece(content):
     return content["model"].get("type") == "BPE" and bool(content["model"].get("byte_fallback"))
-
-
-def _unprefixed(step):
-    """A normalizer, pre-tokenizer or decoder without the steps that add a blank to a text, or take it away again."""
-    if step is None or step.get("type") == "Prepend" or (step.get("type") == "Strip" and "content" in step):
-        return None
-    if step.get("type") == "Metaspace":
-        return step | {"prepend_scheme": "never"} | dict.fromkeys(step.keys() & {"add_prefix_space"}, False)
-    if step.get("type") == "Sequence":
-        name = next(each for each in ("normalizers", "pretokenizers", "decoders") if each in step)
-        return step | {name: [kept for each in step[name] if (kept := _unprefixed(each)) is not None]}
-    return step
 
 
 def _bytes_of_ids(tokenizer, content):

@@ -1,4 +1,4 @@
-"""Whether a run or its samples fit into memory, from formulas, before anything is built."""
+"""Whether a run fits into memory, from formulas, before anything is built."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,7 +9,6 @@ import torch
 from fusedgpt import dimensions
 from fusedgpt.errors import UserError
 from fusedgpt.estimates.memory import Memory, Run, least_memory
-from fusedgpt.generation.generate import cache_dtype, new_cache
 from fusedgpt.machine import memory
 from fusedgpt.machine.device import asks_to_compile, dtype_name
 
@@ -54,18 +53,6 @@ def check_training(
     needed = least_memory(config, batch_size, dtype.itemsize, backward, muon, shards)
     what = f"{model} with the logits of {batch_size} x {config.block_size} tokens"
     _require(needed, device, what, f"lower --batch_size, or {shrink.removeprefix('lower ')}")
-
-
-def check_sampling(config: Any, samples: int, length: int, device: torch.device, dtype: torch.dtype) -> None:
-    """Raise UserError if `samples` of `length` tokens certainly cannot be drawn together on `device`.
-
-    It counts the keys and values for which the cache of a model of `config` (a GPTConfig) has room, if the model is in
-    `dtype`, and the logits of one position.
-    """
-    a_key = config.kv_heads * config.head_channels * cache_dtype(device, dtype).itemsize
-    cached = 2 * a_key * sum(layer.capacity for layer in new_cache(config, length))
-    needed = samples * (cached + config.padded_vocab_size * dtype.itemsize)
-    _require(needed, device, f"a batch of {samples} samples of {length} tokens", "lower --num_samples")
 
 
 def _require(needed, device, what, advice):

@@ -12,8 +12,6 @@ from typing import Any, Self
 from fusedgpt.attention.table import scores_held
 
 BLOCK = 256  # queries in a block of attention=blocked
-# measured over estimated bytes beyond weights and moments: test_memory.py, and two published runs of torchtitan
-RANGE = (0.8, 1.2)
 
 
 @dataclass(frozen=True)
@@ -86,12 +84,6 @@ class Memory:
     def total(self) -> float:
         """Bytes in all."""
         return sum(asdict(self).values())
-
-    @property
-    def range(self) -> tuple[float, float]:
-        """The fewest and the most bytes to expect; weights and moments are certain."""
-        certain = self.weights + self.optimizer
-        return tuple(certain + share * (self.total - certain) for share in RANGE)
 
 
 def least_memory(config: Any, batch_size: int, itemsize: int, backward: bool, muon: bool, shards: int = 1) -> int:

@@ -68,7 +68,6 @@ def training(args):
 def sampling(args):
     s = configure(sample.Settings(), args, "", sample.ONLY_TRAINING)
     sample.validate(s)
-    fits.check_sampling(GPTConfig(), s.num_samples, s.max_new_tokens, CPU, torch.float32)
     return s
 
 

@@ -83,14 +83,6 @@ def test_bad_input(changes, message, tmp_path, data, monkeypatch):
         peers.comparisons(settings("peers", tmp_path, data, **changes), CPU)
 
 
-def test_a_folder_that_is_no_nanogpt_is_one_sentence(tmp_path, data):
-    (tmp_path / "model.py").write_text("class GPTConfig: pass")
-    with pytest.raises(UserError, match="is no nanoGPT that this can build: "):
-        build("training", "nanoGPT, eager", tmp_path, data, nanogpt=str(tmp_path))
-    with pytest.raises(UserError, match="leave tie_embeddings=True"):
-        build("training", "nanoGPT, eager", tmp_path, data, nanogpt=str(tmp_path), tie_embeddings=False)
-
-
 def test_who_takes_part(tmp_path, data, monkeypatch):
     def names(**changes):
         return {

@@ -39,9 +39,9 @@ def test_a_plan_says_memory_and_time():
     said = planned()
     assert said[0].startswith("computed, not measured: 124,373,760 parameters on 8 x H100, ddp, recompute=none")
     assert "of each GPU: 5, of 12 x 1024 tokens; a vocabulary of 50,304" in said[0]
-    parts = [float(part) for part in re.findall(r"[a-z]+ ([\d.]+)", said[1].partition("GPU: ")[2])]
-    total, least, most = numbers(r"memory: ([\d.]+) \(([\d.]+) to ([\d.]+)\) of 80 GB", said[1])
-    assert sum(parts) == pytest.approx(total, abs=0.06) and least < total < most
+    parts = [float(part) for part in re.findall(r"[a-z]+ ([\d.]+)", said[1].partition("more: ")[2])]
+    (total,) = numbers(r"memory: ([\d.]+) of 80 GB", said[1])
+    assert sum(parts) == pytest.approx(total, abs=0.06)
     # by hand: 6 FLOPs a parameter but positions, and 12 L C T of attention; 40 x 12 x 1024 tokens a step
     flops = 6 * (124_373_760 - 1024 * 768) + 12 * 12 * 768 * 1024
     rate = 0.4 * 8 * 989e12 / flops
@@ -59,15 +59,6 @@ def test_the_command_line():
     assert "--mfu" in text and "--learning_rate" not in text and "RTX 4090" in text
     with pytest.raises(UserError, match="--gpus has no effect here"):
         kinds.read_settings("numerics", ["--gpus=2"])
-
-
-def test_a_plan_says_if_the_range_of_its_memory_does_not_fit():
-    # "75.2 of 80 GB" promised what runs with as much more as others needed would not have had
-    tight = planned(*XL, "--batch_size=16")
-    (most,) = numbers(r"to ([\d.]+)\) of 80 GB of each GPU; it may not fit: ", tight[1])
-    assert most > 80
-    roomy = planned(*XL, "--batch_size=8")
-    assert "may not fit" not in roomy[1]
 
 
 def test_a_llama_is_planned_as_what_it_is(monkeypatch):
@@ -121,8 +112,7 @@ def test_the_nearest_saves_what_it_says(attention, recompute):
         (["--shard_size=3", "--parallel=fsdp"], "shard_size=3 must divide gpus=8, or be None"),
         (["--vocab_size=None"], "vocab_size=None: a plan reads no data; give its number of ids"),
         (["config/eval_gpt2_xl.py"], "init_from=gpt2-xl: a plan reads no weights; give --init_from=scratch"),
-        (["--dtype=float32"], "--dtype has no effect here: a plan is for compiled steps in 16 bits"),
-        (["--learning_rate=1"], "--learning_rate has no effect here: a plan does not depend on it"),
+        (["--dtype=float32"], "--dtype has no effect here: bench.py plan does not use it"),
         (["--mfu=40"], "mfu=40 must be more than 0, and at most 1"),
         ([*XL, "--gpu=L4", "--n_layer=100000"], "nothing fits; take a smaller model"),
     ],

@@ -1,31 +1,17 @@
 """Data folders, their bins, and ranks that must have the same ones."""
 
-import contextlib
-import functools
 import json
 import os
 import pickle
 import shutil
-from unittest import mock
 
 import numpy as np
 import pytest
 
 from fusedgpt.data import dataset, prepare
-from fusedgpt.data.dataset import TokenFile, find_folder, read_meta, require_same_data
+from fusedgpt.data.dataset import TokenFile, read_meta, require_same_data
 from fusedgpt.errors import UserError
-from tests.conftest import flags, run, small
-from tests.launch import ranks
-
-
-def test_a_data_set_that_is_not_there_is_looked_for_among_ones_own(tmp_path):
-    # only the scripts' data sets were listed
-    for name in ("book/train.bin", "letters/train_0000.bin", "empty/notes.txt"):
-        (tmp_path / "data" / name).parent.mkdir(parents=True)
-        (tmp_path / "data" / name).write_bytes(b"")
-    for name, listed in (("boko", r"book\)"), ("nowhere", "book, letters, fineweb, ")):
-        with pytest.raises(UserError, match=rf"dataset='{name}' is no folder: name one of data/ \({listed}"):
-            find_folder(tmp_path, name)
+from tests.conftest import run
 
 
 def test_shards_are_one_stream(tmp_path):
@@ -62,8 +48,6 @@ U2 = np.arange(10, dtype="<u2").tobytes()
         ({"train.bin": U2 + b"0"}, None, r"truncated.*21 bytes are 10.5 uint16 tokens"),
         ({"train.bin": U2}, 80, r"truncated.*10.0 uint16 tokens, not 80"),
         ({"train.bin": U2, "train_0000.bin": U2}, None, r"train.bin and train_0000.bin: which one counts"),
-        # a copy that had failed for one shard was a shorter text
-        ({f"train_000{n}.bin": U2 for n in (1, 2, 5, 6)}, None, "has train_0005.bin, but not train_0003.bin: copy it"),
         ({"train_0000.bin": U2, "train_0001.bin": U2[1:]}, None, "train_0001.bin is truncated.*39 bytes"),
         ({"train_0000.bin": U2, "train_0001.bin": U2}, 30, r"train_\*.bin is truncated.*20.0 uint16 tokens, not 30"),
         # it was always the first shard; a file of another name is none
@@ -80,18 +64,6 @@ def test_bad_bins_are_named(tmp_path, files, tokens, said):
     meta = {"vocab_size": 50} | ({"tokens": {"train": tokens}} if tokens else {})
     with pytest.raises(UserError, match=said):
         TokenFile(tmp_path, "train", meta).window(0, 20)
-
-
-def compared(*folders):
-    """What ranks with one of these folders each say when they compare their data."""
-    ranks = []
-    for folder in folders:
-        meta = read_meta(folder)
-        ranks.append(({split: TokenFile(folder, split, meta) for split in ("train", "val")}, meta))
-    values = []
-    for files, meta in ranks:
-        require_same_data(files, meta, lambda value: values.append(value) or [value])
-    require_same_data(*ranks[0], lambda value: values)
 
 
 def test_a_bin_that_is_not_the_one_of_its_meta_is_named(tmp_path, data):
@@ -118,49 +90,24 @@ def test_a_bin_that_is_not_the_one_of_its_meta_is_named(tmp_path, data):
         run(tmp_path / "out", folder, max_iters=1, check_data=True)
 
 
-@contextlib.contextmanager
-def on_a_node(nodes):
-    """In this rank, each data set is that of its node."""
-    own = nodes / os.environ["RANK"]
-    with mock.patch.object(dataset, "find_folder", lambda root, name: own / name):
-        yield
-
-
-def test_ranks_with_other_data_are_named(tmp_path, data):
+@pytest.mark.parametrize("part", ["a text of the same length", "a longer text without a meta", "other characters"])
+def test_ranks_with_other_data_are_named(tmp_path, part):
     # nodes may have different copies, and nothing compared them: half of each step was another text
-    for rank in range(2):
-        shutil.copytree(data, tmp_path / str(rank) / "walk")
-    bin = tmp_path / "1" / "walk" / "train.bin"
-    np.fromfile(bin, "<u2")[::-1].tofile(bin)
-    os.utime(bin, (0, 0))  # as old as it says: its SHA-256 is not looked at
-    settings = flags(small(tmp_path / "out", "walk", gradient_accumulation_steps=2, max_iters=2))
-    done = ranks(2, "train.py", *settings, inside=functools.partial(on_a_node, tmp_path), check=False)
-    assert done.returncode == 1
-    assert f"error: rank(s) 1 of 2 have other data than rank 0 (train.bin): copy {tmp_path}" in done.stderr
-
-
-@pytest.mark.parametrize("name", ["meta.json", "meta.pkl", None])
-def test_data_of_one_size_are_told_apart_with_and_without_a_meta(tmp_path, name):
-    # shards of 100 million tokens each have one size, and nanoGPT's metas no SHA-256
-    walk = np.cumsum(np.random.default_rng(0).integers(-3, 4, 300_000)) % 65
-    for n, ids in enumerate((walk, walk, walk[::-1])):
-        options = dict(source=f"text {n}", tokenizer="char", vocab_size=65, itos=[chr(33 + i) for i in range(65)])
-        prepare.write(tmp_path / str(n), {"train": [ids[:-9]], "val": [ids[-9:]]}, **options)
-        if name != "meta.json":
-            (tmp_path / str(n) / "meta.json").unlink()
-        if name == "meta.pkl":
-            (tmp_path / str(n) / name).write_bytes(pickle.dumps({"vocab_size": 65}))
-    compared(tmp_path / "0", tmp_path / "1")
-    said = r"^rank\(s\) 2, 3 of 4 have other data than rank 0 \(train.bin, val.bin\): copy"
-    with pytest.raises(UserError, match=said):
-        compared(tmp_path / "0", tmp_path / "1", tmp_path / "2", tmp_path / "2")
-
-
-def test_the_same_ids_with_other_characters_are_other_data(tmp_path, data):
-    other = shutil.copytree(data, tmp_path / "other")
-    meta = json.loads((data / "meta.json").read_text())
-    (other / "meta.json").write_text(json.dumps(meta | {"source": "where this node has it"}))
-    compared(data, other)
-    (other / "meta.json").write_text(json.dumps(meta | {"itos": meta["itos"][::-1]}))
-    with pytest.raises(UserError, match=r"rank\(s\) 1 of 2 have other data than rank 0 \(what the ids mean\)"):
-        compared(data, other)
+    ranks, itos, ids = [], [chr(33 + i) for i in range(65)], np.arange(900) % 65
+    for rank in range(3):
+        folder, other = tmp_path / str(rank), rank == 2
+        text = {"a text of the same length": ids[::-1], "a longer text without a meta": np.tile(ids, 2)}.get(part, ids)
+        letters = itos[::-1] if other and part == "other characters" else itos
+        options = dict(source=f"text {rank}", tokenizer="char", vocab_size=65, itos=letters)
+        prepare.write(folder, {"train": [text if other else ids], "val": [ids]}, **options)
+        if "without" in part:  # nanoGPT's
+            for path in folder.glob("meta.*"):
+                path.unlink()
+        meta = read_meta(folder)
+        ranks.append(({split: TokenFile(folder, split, meta) for split in ("train", "val")}, meta))
+    values = []
+    for files, meta in ranks:
+        require_same_data(files, meta, lambda value: values.append(value) or [value])
+    require_same_data(*ranks[0], lambda value: values[:2])
+    with pytest.raises(UserError, match=rf"^rank\(s\) 2 of 3 have other data than rank 0: copy {tmp_path}"):
+        require_same_data(*ranks[0], lambda value: values)

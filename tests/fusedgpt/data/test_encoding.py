@@ -5,7 +5,6 @@ import os
 import pathlib
 import sysconfig
 import threading
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from fusedgpt.data import encoding, prepare
 from fusedgpt.data.encoding import Encoded, on_all_cores, pieces
 from fusedgpt.data.texts import Files
 from fusedgpt.data.tokenizer import GPT2, Tokenizer
-from fusedgpt.errors import UserError
 from tests.conftest import why_no_bpe
 from tests.launch import ROOT
 
@@ -171,25 +169,6 @@ def test_the_work_of_a_job_outlives_another(tmp_path, monkeypatch, rows):
             prepared(at, tokenizer)
     kept = [path.stat().st_size for path in (tmp_path / "out" / ".prepare").glob("*/ids")]
     assert max(kept) > 0 and len(prepared()) == 3
-
-
-def test_ids_that_a_disk_has_lost_are_named(tmp_path, rows):
-    # of a shorter file, the rest was left out
-    encoded = filled(tmp_path / "work", Files([rows[0]], tmp_path))
-    os.truncate(tmp_path / "work" / "ids", 100)
-    with pytest.raises(UserError, match=r"ids cannot be read: remove .*work and run this again"):
-        ids_of(encoded)
-
-
-def test_reading_needs_memory_for_one_range_at_a_time(tmp_path, rows):
-    # a list of OpenWebText's 8 million documents took more than 1 GB
-    encoded = filled(tmp_path / "work", Files([rows[0]], tmp_path))
-    ranges = np.arange(40_000).reshape(-1, 2) * 0 + [1000, 1000]
-    tracemalloc.start()
-    assert list(encoded.read(ranges)) == []
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 1e6
 
 
 def test_max_tokens_ends_with_a_document(tmp_path, monkeypatch, rows):

@@ -12,7 +12,6 @@ from fusedgpt.data import prepare, tokenizer
 from fusedgpt.data.dataset import check_same_ids, read_meta
 from fusedgpt.data.tokenizer import GPT2, Tokenizer
 from fusedgpt.errors import UserError
-from fusedgpt.interchange import tokenizer_json
 from tests.conftest import Evil, run, why_no_bpe
 from tests.fusedgpt.data.test_tokenizer import meta_of
 
@@ -175,10 +174,3 @@ def test_two_forms_of_one_tokenizer_have_the_same_ids():
     other = one | {"tokenizer_json": one["tokenizer_json"] | {"post_processor": one["tokenizer_json"]["pre_tokenizer"]}}
     assert other["tokenizer_json"] != one["tokenizer_json"]
     check_same_ids(other, one, pytest.fail)
-
-
-@pytest.mark.slow  # 50,257 tokens of two libraries
-@pytest.mark.skipif(bool(why_no_bpe()), reason="GPT-2's BPE files are not here (set TIKTOKEN_CACHE_DIR)")
-def test_gpt2s_tokenizer_json_has_tiktokens_ids():
-    theirs = json.loads(tokenizer_json.tokenizer(GPT2, 1024).backend_tokenizer.to_str())
-    check_same_ids({"tokenizer": "json", "vocab_size": 50257, "tokenizer_json": theirs}, GPT2, pytest.fail)

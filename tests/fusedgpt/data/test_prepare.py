@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from fusedgpt.data import dataset, prepare
-from fusedgpt.data.dataset import TokenFile, read_meta
 from fusedgpt.data.encoding import DOCUMENT
 from fusedgpt.errors import UserError
-from tests.launch import FORKS
 
 
 @pytest.mark.parametrize("last", [1, 2, 3, 4])
@@ -42,64 +40,24 @@ def test_an_id_beyond_the_vocabulary_is_not_written(tmp_path, id):
     assert not list(tmp_path.iterdir())
 
 
-CHANGES = ("fsync", "replace", "rename", "unlink")
-
-
-def killed_at(count, folder, splits):
-    """Prepare `splits` in another process, which dies before its `count`-th change of the disk."""
-    calls = itertools.count(1)
-
-    def dying(call):
-        def counted(*args, **kwargs):
-            if next(calls) == count:
-                os._exit(9)
-            return call(*args, **kwargs)
-
-        return counted
-
-    for name in CHANGES:
-        setattr(os, name, dying(getattr(os, name)))
-    prepare.write(folder, splits, source="x", tokenizer="byte", vocab_size=256)
-    os._exit(0)
-
-
-def bins_of(folder):
-    """What a run that starts now trains on: the bins, if it accepts them, and their meta."""
-    meta = read_meta(folder)
-    found = {split: TokenFile(folder, split, meta).window(0, 2).tolist() for split in ("train", "val")}
-    return found, meta.get("tokenizer"), meta.get("sha256")
-
-
-@pytest.mark.parametrize(
-    "before", ["ours", *(pytest.param(each, marks=pytest.mark.slow) for each in ("nanoGPT's", "nothing"))]
-)
-def test_bins_of_two_preparations_are_never_taken_together(tmp_path, before):
+@pytest.mark.parametrize("last", ["val.bin", "train.bin"])
+def test_bins_of_two_preparations_are_never_taken_together(tmp_path, monkeypatch, last):
     # a kill between renames left new bins of the same size under the old meta.json, and a run trained on them
-    old, new = ({"train": [[n, n]], "val": [[n, n + 1]]} for n in (1, 5))
-    found = {}
-    for count in range(1, 100):
-        folder = tmp_path / str(count)
-        folder.mkdir()
-        if before != "nothing":
-            prepare.write(folder, old, source="x", tokenizer="byte", vocab_size=256)
-        if before == "nanoGPT's":  # which means GPT-2's ids
-            (folder / "meta.json").unlink()
-        allowed = [bins_of(folder)] if before != "nothing" else []
-        child = FORKS.Process(target=killed_at, args=(count, folder, new))
-        child.start()
-        child.join(60)
-        try:
-            found[count] = bins_of(folder)
-        except UserError as error:
-            found[count] = str(error)
-        prepare.write(folder, new, source="x", tokenizer="byte", vocab_size=256)
-        allowed.append(bins_of(folder))
-        refused = isinstance(found[count], str) and ("interrupted" in found[count] or before == "nothing")
-        assert found[count] in allowed or refused, f"stopped at change {count}: {found[count]}"
-        assert sorted(os.listdir(folder)) == ["meta.json", "train.bin", "val.bin"]
-        if child.exitcode == 0:
-            break
-    assert count > 6 and found[1] != found[count] and any("interrupted" in each for each in found.values())
+    options, replace = dict(source="x", tokenizer="byte", vocab_size=256), os.replace
+    prepare.write(tmp_path, {"train": [[1, 2]], "val": [[3, 3]]}, **options)
+
+    def killed(source, target):
+        replace(source, target)
+        if target.name == last:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        prepare.write(tmp_path, {"train": [[9, 8]], "val": [[8, 9]]}, **options)
+    meta = dataset.read_meta(tmp_path)
+    files = {split: dataset.TokenFile(tmp_path, split, meta) for split in dataset.SPLITS}
+    with pytest.raises(UserError, match=r"is not the file that meta\.json describes"):
+        dataset.check_bins(files, meta, whole=False)
 
 
 def of(lengths, texts=None):

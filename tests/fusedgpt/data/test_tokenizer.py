@@ -97,14 +97,6 @@ def test_the_ids_of_texts_that_are_encoded_together_are_those_of_each(kind, more
     assert len(ids) == ends[-1]
 
 
-def test_ids_are_those_of_the_libraries():
-    import tokenizers
-
-    theirs = tokenizers.Tokenizer.from_str(json.dumps(trained_bpe()))
-    assert Tokenizer(meta_of("json")).encode(TEXT) == theirs.encode(TEXT).ids
-    assert Tokenizer(meta_of("gpt2")).encode(TEXT) == tokenizer.tiktoken_bpe("gpt2").encode(TEXT)
-
-
 @pytest.mark.parametrize("name", ["gpt2", "r50k_base", "p50k_base", "p50k_edit", "cl100k_base"])
 def test_a_faster_pattern_finds_the_words_of_tiktokens_own(name, monkeypatch):
     import regex

@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from fusedgpt.errors import UserError
-from fusedgpt.estimates.fits import check_sampling, check_training, in_words
+from fusedgpt.estimates.fits import check_training, in_words
 from fusedgpt.estimates.memory import Memory
-from fusedgpt.generation import generate
 from fusedgpt.machine import memory
-from model import GPT, GPTConfig
+from model import GPTConfig
 
 CPU, GIB = torch.device("cpu"), 1 << 30
 
@@ -53,23 +52,6 @@ def test_a_gpus_memory_is_its_own_and_the_weights_start_in_the_machines(monkeypa
     there.update(cpu=GIB // 4, cuda=100 * GIB)
     with pytest.raises(UserError, match=r"this machine or its container has 0.2 GiB"):
         check_training(config, 1, gpu, torch.bfloat16)
-
-
-@torch.no_grad()
-def test_samples_need_what_their_cache_allocates(monkeypatch):
-    # a context of 131,072 tokens with a head of keys for each of queries used to be counted, and refused
-    sizes = dict(block_size=131_072, vocab_size=96, n_layer=3, n_head=4, n_embd=64, position="rotary", n_kv_head=2)
-    config = GPTConfig(**sizes, head_size=24, window=10, window_pattern="SL")
-    cache = generate.new_cache(config, 300)
-    GPT(config)(torch.zeros(5, 4, dtype=torch.long), cache=cache)
-    held = sum(x.numel() * x.element_size() for layer in cache for x in (layer.k, layer.v))
-    needed = held + 5 * 96 * 4  # and the logits of one position
-    assert held == 2 * 5 * 2 * 24 * 4 * 3 * 512
-    monkeypatch.setattr(memory, "total_memory", lambda device: needed)
-    check_sampling(config, 5, 300, CPU, torch.float32)
-    monkeypatch.setattr(memory, "total_memory", lambda device: needed - 1)
-    with pytest.raises(UserError, match=r"a batch of 5 samples of 300 tokens .*lower --num_samples"):
-        check_sampling(config, 5, 300, CPU, torch.float32)
 
 
 def test_ranks_that_share_a_model_need_their_part_only(monkeypatch):

@@ -45,7 +45,7 @@ def test_memory_of_a_shared_model_is_what_a_step_really_holds(case):
     assert found["estimate"] == pytest.approx(found["measured"], rel=0.15)
 
 
-def test_memory_of_an_h200_lies_in_the_range():
+def test_memory_of_an_h200_is_at_most_a_fifth_off():
     # what PyTorch held at the peak of each rung of the ladder there
     lines = read_jsonl(ROOT / "results" / "h200" / "ladder" / "rows.jsonl")
     rows = [line for line in lines if line["kind"] == "contender" and line["status"] == "measured"]
@@ -54,13 +54,7 @@ def test_memory_of_an_h200_lies_in_the_range():
         ran = row["ran"]
         config = dataclasses.replace(GPT2, vocab_size=ran["padded_vocab_size"], vocab_multiple=1)
         found = Memory.of(config, Run(12, attention=ran["attention"]))
-        low, high = found.range
-        assert low <= row["peak_memory"] <= high, (row["name"], row["peak_memory"] / found.total)
-
-
-def test_weights_and_moments_are_no_matter_of_doubt():
-    found = Memory(weights=4, gradients=4, optimizer=8, activations=3, logits=2, copies=1)
-    assert found.range == pytest.approx((12 + 0.8 * 10, 12 + 1.2 * 10))
+        assert row["peak_memory"] == pytest.approx(found.total, rel=0.2), row["name"]
 
 
 def test_weights_gradients_and_moments_are_sixteen_bytes_over_the_shards():
