@@ -68,8 +68,8 @@ def of(config: GPTConfig, writer: str) -> str:
             theirs = read(content(config, name))[1]
             has = _parts(theirs)
             other = [f"{part}={shown(has[part])}, and not {shown(own[part])}" for part in own if has[part] != own[part]]
-            other += [f"no biases in {place}" for place in sorted(_biases(config) - _biases(theirs))]
-            lacking[name], biases[name] = other, len(_biases(theirs))
+            other += [f"no biases in {place}" for place in config.biases if config.biases[place] > theirs.biases[place]]
+            lacking[name], biases[name] = other, sum(theirs.biases.values())
     nearest = min(lacking, key=lambda name: (len(lacking[name]), biases[name]))
     if lacking[nearest]:
         raise UserError(
@@ -77,10 +77,6 @@ def of(config: GPTConfig, writer: str) -> str:
             f" {lacking[nearest][0]}"
         )
     return nearest
-
-
-def _biases(config):
-    return {place for place, there in config.biases.items() if there}
 
 
 def _parts(config):
