@@ -254,10 +254,6 @@ class Tokenizer:
         texts = (self.tokens[id] if id < len(self.tokens) else None for id in ids)
         return b"".join(unknown if text is None else text for text in texts)
 
-    def ids_without_text(self) -> list[int]:
-        """The ids for which the meta of a character tokenizer has no character."""
-        return [i for i, c in enumerate(self.itos or []) if c is None]
-
     def _encode_characters(self, text):
         if unknown := set(text) - self._id_of.keys():
             names, known = ", ".join(map(repr, sorted(unknown))), "".join(c for c in self.itos if c is not None)
