@@ -20,6 +20,7 @@ import os
 import pathlib
 import pickle
 import re
+import shlex
 import sys
 import time
 import types
@@ -37,6 +38,14 @@ LENT = {module.__name__: module for module in (os, time, math, pickle)}  # nanoG
 PLAIN = {bool: "True or False", int: "a whole number", float: "a number", str: "text", types.NoneType: "None"}
 
 
+# what other programs call a setting
+ELSEWHERE = {"lr": "learning_rate", "wd": "weight_decay", "warmup": "warmup_iters", "epochs": "max_iters"}
+ELSEWHERE |= {"steps": "max_iters", "max_steps": "max_iters", "batch": "batch_size", "bs": "batch_size"}
+ELSEWHERE |= {"context_length": "block_size", "seq_len": "block_size", "max_length": "block_size"}
+ELSEWHERE |= {"layers": "n_layer", "heads": "n_head", "hidden_size": "n_embd", "output_dir": "out_dir"}
+ELSEWHERE |= {"precision": "dtype", "bf16": "dtype", "fp16": "dtype", "prompt": "start", "model": "init_from"}
+
+
 def configure(
     defaults: Any,
     args: list[str],
@@ -49,6 +58,7 @@ def configure(
     `--help` prints all settings that are not in `unused` with their values, and exits. unused, places: see `assigned`.
     Raises UserError for whatever is wrong in a file or a flag.
     """
+    args = ["--help"] if args == ["help"] else args
     settings = changed(defaults, assigned(defaults, args, unused, places))
     if {"-h", "--help"} & set(args):
         _print_help(settings, unused, description)
@@ -71,7 +81,8 @@ def assigned(
     files = [arg for arg in unnamed if not places or arg.endswith(".py")]
     values = [arg for arg in unnamed if arg not in files]
     if extra := values[len(places) :]:
-        raise UserError(f"{COMMAND_LINE}: {shown(extra[0])} is one argument too many: flags are --name=value")
+        prompt = f", such as --start={shlex.quote(extra[0])}" * ("start" in vars(defaults))
+        raise UserError(f"{COMMAND_LINE}: {shown(extra[0])} is one argument too many: flags are --name=value{prompt}")
     flags = [f"--{name}={value}" for name, value in zip(places, values)] + flags  # flags of one's own count more
     found = []
     for file in files:
@@ -117,7 +128,7 @@ def _name_and_text(flag, settings, unused):
 
 def answer_help(defaults: Any, args: list[str], description: str, **how: Any) -> None:
     """Print the help as `configure` does and exit, if `args` have --help."""
-    if {"-h", "--help"} & set(args):
+    if {"-h", "--help"} & set(args) or args == ["help"]:
         with one_sentence():
             configure(defaults, args, description, **how)
 
@@ -190,7 +201,7 @@ def _field(settings, name, where):
     fields = {f.name: f for f in dataclasses.fields(settings)}
     if name in fields:
         return fields[name]
-    near = difflib.get_close_matches(name, fields, n=1)
+    near = [known for known in fields if known == ELSEWHERE.get(name)] or difflib.get_close_matches(name, fields, n=1)
     hint = f"did you mean {near[0]}?" if near else "--help lists every setting"
     if where != COMMAND_LINE:
         hint += " (begin a name that is not a setting with _)"

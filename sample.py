@@ -157,7 +157,9 @@ class Sample:
             self.unshown += self.utf8.decode(self.tokenizer.decode([token]))
 
     def show(self, end: str = "") -> None:
-        """Print at once what was not printed yet, and `end`."""
+        """Print at once what was not printed yet. end: what follows a complete sample."""
+        if end:
+            self.unshown += self.utf8.decode(b"", final=True)  # U+FFFD, if the last id began a character
         print(terminal.harmless(self.unshown, sys.stdout), end=end, flush=True)
         self.unshown = ""
 

@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import pickle
+import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,6 +30,11 @@ def find_folder(root: pathlib.Path, dataset: str) -> pathlib.Path:
     for folder in (root / "data" / str(dataset), pathlib.Path(str(dataset))):
         if dataset and os.path.isdir(folder):
             return folder
+    if os.path.isfile(str(dataset)):
+        how = f"name its folder, {os.path.dirname(dataset) or '.'}"
+        if not str(dataset).endswith(".bin"):
+            how = f"prepare it first, with python data/text/prepare.py --input={shlex.quote(dataset)}"
+        raise UserError(f"dataset={dataset} is a file: {how}")
     scripts = {file.parent.name for file in (home.SCRIPTS / "data").glob("*/prepare.py")}
     if dataset in scripts:  # in a clone, its folder is there before it is prepared
         raise UserError(f"dataset={dataset} has no data here: run fusedgpt prepare {dataset}")

@@ -42,7 +42,12 @@ def stamp(path: pathlib.Path) -> list:
 def require_readable(path: pathlib.Path) -> None:
     """Raise UserError if `path` is missing, or is a pipe or a device, which cannot be read twice."""
     if not path.exists():
-        raise UserError(f"--input={path} does not exist: name a local file or folder")
+        how = "name a local file or folder"
+        if str(path).startswith(("http:", "https:")):
+            how = "download it first, and name the file"
+        elif "*" in path.name:
+            how = "leave out the quotation marks, so that the shell names the files"
+        raise UserError(f"--input={path} does not exist: {how}")
     if not (path.is_file() or path.is_dir()):
         raise UserError(f"--input={path} is a pipe or a device: write its content to a file and name that")
 
