@@ -43,7 +43,7 @@ from fusedgpt.machine.signals import catch_signals
 from fusedgpt.parallel import distributed
 from fusedgpt.runs import budget, checkpoint, resume, run_folder
 from fusedgpt.runs.logger import Logger
-from fusedgpt.runs.progress import is_reported, run_record, schedule_lines, settings_lines
+from fusedgpt.runs.progress import is_reported, reading_line, run_record, schedule_lines, settings_lines
 from fusedgpt.runs.run import Run, TrainState
 from fusedgpt.runs.run_folder import Checkpoints
 from fusedgpt.training import evaluation, samples, tuning
@@ -308,7 +308,7 @@ def main(s: Settings) -> None:
         step = functools.partial(train_step, run.state, run.s, run.micro_steps)
         budget.settle(run, step, began)
         if run.s.init_from != "resume":
-            for line in schedule_lines(run.s):
+            for line in [reading_line(run.s, len(run.loader.files["train"])), *schedule_lines(run.s)]:
                 logger.say(line)
         memory.reset_peak_memory(device)  # compilation, the rehearsal and the timing are over
         gc.collect()

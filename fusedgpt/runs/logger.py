@@ -41,6 +41,7 @@ class Logger:
     def __init__(self, main: bool):
         self.main = main
         self.lines, self.trackers = None, []
+        self.evaluations = []  # rows of metrics.jsonl, also from before this start
         self.prompts = {}  # {prompt: its number} of those that had a sample
         self.refused = False  # whether the disk refuses metrics.jsonl
         self.bar = tqdm(disable=not (main and sys.stderr.isatty()), leave=False, bar_format="{desc}")
@@ -64,7 +65,8 @@ class Logger:
                 record = self.record = before
         else:
             run_folder.set_aside(out_dir, self.say)
-        evaluated = any(row["kind"] == "eval" and row["iter"] == start for row in rows)
+        self.evaluations = [row for row in rows if row["kind"] == "eval"]
+        evaluated = any(row["iter"] == start for row in self.evaluations)
         self.trackers = trackers.start(s, record, out_dir, start + evaluated, before.get("wandb_id"), self.say)
         with atomic(path, "w") as file:
             file.writelines(map(json_line, rows))
@@ -176,6 +178,7 @@ class Logger:
     def evaluation(self, metrics: dict, in_full: bool = False) -> None:
         """Log the losses of an evaluation. in_full: also say perplexities and bits per byte."""
         self._write("eval", metrics)
+        self.evaluations.append(metrics)
         losses = f"train loss {metrics['train_loss']:.4f}, val loss {metrics['val_loss']:.4f}"
         self._print(f"step {metrics['iter']}: {losses}")
         for split in ("train", "val") if in_full else ():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import math
 import statistics
 import textwrap
 from typing import Any
@@ -11,6 +12,7 @@ from fusedgpt.machine import flops
 from fusedgpt.machine.device import cuda_graphs, dtype_name, multiplies_tf32
 from fusedgpt.machine.environment import environment
 from fusedgpt.parallel import distributed
+from fusedgpt.runs.metrics import number
 from fusedgpt.settings import Settings
 from fusedgpt.terminal import in_words
 from fusedgpt.training import tuning
@@ -19,6 +21,7 @@ from fusedgpt.training.optimizer import learning_rate
 LONGEST_SILENCE_S = 2.0  # on a CPU, a slow run updates its bar about this often
 STEPS_OF_AN_ESTIMATE = 6  # steps after which the run says how long it will take
 RECENT = 100  # steps that tell how long a step takes; of fewer, the later half
+OVERFITS = 0.01  # a validation loss that rose by this share, while the training loss fell by as much, is said
 HIGH_END = 0.05  # a learning rate that ends further than this share of its peak above min_lr is said
 
 
@@ -28,6 +31,34 @@ def settings_lines(s: Settings) -> list[str]:
     texts = [f"{n}={v!r}" if isinstance(v, str) and v.split() != [v] else f"{n}={v}" for n, v in changed.items()]
     lines = textwrap.wrap(", ".join(texts) or "none", 110, break_long_words=False, break_on_hyphens=False)
     return ["settings other than the defaults:", *(f"  {line}" for line in lines)]
+
+
+def reading_line(s: Settings, tokens: int) -> str:
+    """How often a new run reads its training text, which has `tokens` tokens."""
+    times = s.max_iters * s.gradient_accumulation_steps * s.batch_size * s.block_size / tokens
+    return f"the training text has {tokens:,} tokens; the run reads it {times:.3g} times"
+
+
+def lesson(evaluations: list[dict]) -> list[str]:
+    """What the evaluations of a run, rows of metrics.jsonl, say at its end: the lowest loss, and whether it overfits.
+
+    It does if the last two validation losses are above the lowest by OVERFITS on average, and the training loss has
+    fallen by more since. One alone may be noise.
+    """
+    losses = {row["iter"]: (number(row["train_loss"]), number(row["val_loss"])) for row in evaluations}
+    found = [(val, it, train) for it, (train, val) in losses.items() if math.isfinite(train + val)]
+    if len(found) < 2:
+        return []
+    (lowest, at, train_then), (last, _, train_now) = min(found), found[-1]
+    said = f"the lowest validation loss was {lowest:.4f}, at iteration {at}"
+    rise = statistics.fmean(val for val, _, _ in found[-2:]) - lowest
+    if rise > OVERFITS * lowest and train_then - train_now > rise and at < found[-2][1]:
+        said += (
+            f". Since then it rose to {last:.4f}, and the training loss fell from {train_then:.4f} to {train_now:.4f}:"
+            " the run overfits. Fewer iterations, --dropout=0.1, a smaller model or more text help; best.pt has the"
+            " lowest loss, and sample.py takes it"
+        )
+    return [said]
 
 
 def schedule_lines(s: Settings) -> list[str]:

@@ -240,6 +240,8 @@ class Run:
             checkpoints.wait()  # before the ranks disconnect, because each writes its own tensors
         if len(state.step_ms) > WARM_UP and self.ranks.main:
             self.logger.times(timing.summary(state.step_ms[WARM_UP:]))
+        for line in progress.lesson(self.logger.evaluations):
+            self.logger.say(line)
         try:
             self.leave()
         finally:

@@ -5,6 +5,7 @@ import re
 from types import SimpleNamespace
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
@@ -52,6 +53,41 @@ def test_a_schedule_that_does_not_end_with_the_run_is_said(tmp_path, data, setti
     # a lower --max_iters than a config file's ended at the full rate, and nothing said so
     lines = progress.schedule_lines(small(tmp_path, data, **dict(max_iters=40, min_lr=1e-3) | settings))
     assert len(lines) == (said is not None) and (said or "") in "".join(lines)
+
+
+def test_a_run_says_how_often_it_reads_its_text():
+    s = Settings(max_iters=600, gradient_accumulation_steps=2, batch_size=8, block_size=128)
+    said = "the training text has 350,000 tokens; the run reads it 3.51 times"
+    assert progress.reading_line(s, 350_000) == said
+
+
+def lesson(val, train):
+    rows = [{"iter": 100 * n, "train_loss": b, "val_loss": a} for n, (a, b) in enumerate(zip(val, train))]
+    return "".join(progress.lesson(rows))
+
+
+OVERFITTED = [4.9, 4.2, 4.09, 4.1, 4.13, 4.15], [4.8, 4.0, 3.6, 3.2, 2.9, 2.7]
+
+
+def test_a_run_that_overfits_says_so():
+    # three times the iterations ended at a higher loss, and not a word was said
+    assert lesson(*OVERFITTED) == (
+        "the lowest validation loss was 4.0900, at iteration 200. Since then it rose to 4.1500, and the training loss"
+        " fell from 3.6000 to 2.7000: the run overfits. Fewer iterations, --dropout=0.1, a smaller model or more text"
+        " help; best.pt has the lowest loss, and sample.py takes it"
+    )
+    assert "overfits" not in lesson(*(losses[:4] for losses in OVERFITTED))  # it rose once, and by little
+    assert lesson([3.0], [3.0]) == "" == lesson([None, 3.0], [3.0, 3.0])
+
+
+def test_noise_is_not_taken_for_overfitting():
+    # 1,000 runs whose loss falls to a plateau, with noise of half a per cent at each of 12 evaluations
+    random, steps = np.random.default_rng(0), np.arange(12)
+    curves = 2 + np.exp(-steps / 2) + 0.01 * random.standard_normal((1000, 2, 12))
+    said = [lesson(val.tolist(), (train - 0.005 * steps).tolist()) for val, train in curves]
+    assert sum("overfits" in each for each in said) < 50
+    rising = curves + np.array([0.02, -0.04])[:, None] * np.maximum(0, steps - 5)
+    assert sum("overfits" in lesson(val.tolist(), train.tolist()) for val, train in rising) > 950
 
 
 @pytest.mark.parametrize(
