@@ -6,6 +6,7 @@ A trial is a variant, run with all seeds; its value is the mean over them, infin
 within a trial, its heartbeat stops, and Optuna queues the trial again. Several workers may end with a trial more each.
 """
 
+import contextlib
 import dataclasses
 import math
 import re
@@ -154,14 +155,7 @@ class Worker:
     def _open(self, optuna):
         shared, queue_again = self.request.study.storage, optuna.storages.RetryHeartbeatStaleTrialCallback()
         url = shared or f"sqlite:///{self.folder.resolve() / 'study.db'}"
-        storage = optuna.storages.RDBStorage(
-            # Optuna formats it; psycopg is the driver that pip installs without a compiler
-            url.replace("postgresql:", "postgresql+psycopg:", 1).replace("{", "{{").replace("}", "}}"),
-            engine_kwargs={"pool_pre_ping": True},
-            heartbeat_interval=HEARTBEAT_S,
-            grace_period=GRACE_S,
-            heartbeat_stale_trial_callback=queue_again,
-        )
+        storage = _storage(url, heartbeat_stale_trial_callback=queue_again)
         name = self.folder.resolve().name
         self.study = study = optuna.create_study(study_name=name, storage=storage, load_if_exists=True)
         # workers would begin with the same settings if they had the same random numbers
@@ -242,6 +236,20 @@ class Worker:
             if (row["variant"], row["seed"]) not in known:
                 known.add((row["variant"], row["seed"]))
                 lines.add(files.json_line(row))
+
+
+def _storage(url, **how):
+    """Optuna's storage at `url`. Of workers that start together, all but one fail to make its tables, and try again."""
+    from optuna.storages import RDBStorage
+    from sqlalchemy import exc
+
+    # Optuna formats it; psycopg is the driver that pip installs without a compiler
+    url = url.replace("postgresql:", "postgresql+psycopg:", 1).replace("{", "{{").replace("}", "}}")
+    how |= dict(engine_kwargs={"pool_pre_ping": True}, heartbeat_interval=HEARTBEAT_S, grace_period=GRACE_S)
+    with contextlib.suppress(exc.SQLAlchemyError):
+        return RDBStorage(url, **how)
+    time.sleep(NAP_S)
+    return RDBStorage(url, **how)
 
 
 def without_password(text: str) -> str:
