@@ -55,6 +55,7 @@ MISTAKES = [
     ("plot.py {empty}", "name the folder of a run"),
     ("plot.py", "python plot.py RUN"),
     ("data/text/prepare.py --input={absent}", "name a local file or folder"),
+    ("data/text/prepare.py --input=", "no path was given"),
     ("data/text/prepare.py --input=https://example.org/book.txt", "download it first"),
     ("data/text/prepare.py '--input={absent}/*.txt'", "leave out the quotation marks"),
     ("bench.py report {absent}", "name the folder of a benchmark, such as out-bench/ladder"),

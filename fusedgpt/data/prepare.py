@@ -37,11 +37,11 @@ def parser(script: str, description: str, reading: bool = True) -> argparse.Argu
     reading: add the options that say how local texts are read. `files` takes them.
     """
     parser = argparse.ArgumentParser(description=description)
-    take = {"type": pathlib.Path, "metavar": "PATH"}
+    take = {"type": _path, "metavar": "PATH"}
     parser.add_argument("--input", action="extend", nargs="+", default=[], **take, help="local text to use")
     parser.add_argument("input", action="extend", nargs="*", **take, help="the same as --input")
     default = home.data_folder(script)
-    parser.add_argument("--out_dir", type=pathlib.Path, metavar="DIR", default=default, help="default: %(default)s")
+    parser.add_argument("--out_dir", type=_path, metavar="DIR", default=default, help="default: %(default)s")
     if reading:
         column = "column with the text, as in body, messages.content, FILE:NAME for some files; default: text"
         parser.add_argument("--text_column", metavar="NAME", help=column)
@@ -66,6 +66,12 @@ def _encoding(text):
         except LookupError as error:
             raise argparse.ArgumentTypeError(f"{name} is no encoding: it can be cp1252, utf-16-le …") from error
     return text
+
+
+def _path(text):
+    if not text:  # a shell variable may not be set; pathlib would take the current folder
+        raise argparse.ArgumentTypeError("no path was given")
+    return pathlib.Path(text)
 
 
 def beside(script: str) -> list[pathlib.Path]:
