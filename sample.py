@@ -19,6 +19,7 @@ from typing import Literal, TextIO
 
 from configurator import answer_help, configure
 from fusedgpt import settings, terminal
+from fusedgpt.machine import waiting
 
 LINE = 32  # expected tokens of a typed prompt, because dtypes are timed before the user types one
 
@@ -66,6 +67,7 @@ PLACES = ("out_dir",)  # what an argument without a name sets
 if __name__ == "__main__":
     # before PyTorch, which takes seconds to import
     answer_help(Settings(), sys.argv[1:], __doc__, unused=ONLY_TRAINING, places=PLACES)
+    waiting.announce(sys.stderr)
 
 import torch
 

@@ -21,10 +21,12 @@ from collections.abc import Callable
 
 from configurator import COMMAND_LINE, answer_help, assigned, changed
 from fusedgpt.attention.table import is_own, located
+from fusedgpt.machine import waiting
 from fusedgpt.settings import Settings, as_built, require_learning, validate
 
 if __name__ == "__main__":
     answer_help(Settings(), sys.argv[1:], __doc__)  # before PyTorch, which takes seconds to import
+    waiting.announce(sys.stdout)
 
 import torch
 from torch import Tensor

@@ -13,6 +13,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # from a shell script's `
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # from nohup; a run that SIGHUP should end would never end
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # or scripts would say, at times, that the machine is busy
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads slow down models this small, most of all on a busy machine
 
 from tests.launch import ROOT, SCRIPTS, as_it_was

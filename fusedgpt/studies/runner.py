@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from fusedgpt.errors import UserError
+from fusedgpt.machine import waiting
 from fusedgpt.machine.files import Lines, Lock, json_line
 from fusedgpt.runs import run_folder
 from fusedgpt.runs.metrics import read_metrics, record_of
@@ -31,9 +32,8 @@ IN_USE = "is in use by another run"  # the run of a killed study, which saves fi
 # signals that end a study and a run; Windows has no SIGHUP
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
-# On a machine where other programs run, threads wait passively: at each barrier, active ones would lose a time slice to
-# them, and a step of the quick start took eight times as long. On an idle machine active ones are faster
-BUSY = hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.5
+# how the threads of all runs wait; asked once, because later the runs themselves make the machine busy
+WAIT = waiting.passively_if_busy() or {"OMP_WAIT_POLICY": "ACTIVE"}
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here, because a fork should do little
 
 Say = Callable[[str], None]
@@ -79,9 +79,7 @@ def launch(
 
     if_killed: the signal that Linux sends it if the study is killed. If there is one version, all variants have it.
     """
-    variables = dict(os.environ)
-    if BUSY:
-        variables.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    variables = WAIT | os.environ
     if plan.threads:
         variables["OMP_NUM_THREADS"] = str(plan.threads)
     root = roots.get(variant) or next(iter(roots.values()))
