@@ -105,11 +105,12 @@ def run(command, cwd, **options):
 
 
 DRIVER = """
-import contextlib, functools, io, json, runpy, sys, traceback
+import contextlib, functools, glob, io, json, runpy, sys, traceback
 sys.path.insert(0, "")
 from fusedgpt.machine import flops
 flops.peak_flops = functools.cache(flops.peak_flops)
 for words in json.load(sys.stdin):
+    words = [name for word in words for name in sorted(glob.glob(word)) or [word]]  # as a shell does
     sys.argv, out, status = words, io.StringIO(), 0
     out.reconfigure = lambda **_: None
     try:
@@ -177,6 +178,7 @@ def ran(copy):
             "out-quickstart": "python_stdlib",
             "out-shakespeare-char": "shakespeare_char",
             "out-shakespeare": "shakespeare",
+            "out-study/runs/baseline/seed-1": "python_stdlib",
             **dict.fromkeys(("out", "out-manual", "out-flash", "out-text"), "python_stdlib"),
         }.items()
     ]
