@@ -61,14 +61,15 @@ def save_diff(root: pathlib.Path, path: pathlib.Path) -> str | None:
     """
     if not _said(root, "rev-parse", "HEAD"):
         return None
-    what, here = ["--", "."], path.parent.resolve()
+    left_out, here = [], path.parent.resolve()
     if here.is_relative_to(root.resolve()):
-        what.append(f":(exclude){here.relative_to(root.resolve())}")
+        left_out = [f":(exclude){here.relative_to(root.resolve())}"]
     with tempfile.TemporaryDirectory() as folder:
         aside = {"GIT_INDEX_FILE": os.path.join(folder, "index")}  # not the user's
         _git(root, "read-tree", "HEAD", **aside)
-        _git(root, "add", "--intent-to-add", *what, **aside)  # new files, of which it stores nothing
-        diff = _git(root, "diff", "--binary", "HEAD", *what, **aside)
+        # new files, of which it stores nothing. It refuses to exclude what .gitignore names
+        _git(root, "add", "--intent-to-add", ".", **aside)
+        diff = _git(root, "diff", "--binary", "HEAD", "--", ".", *left_out, **aside)
     if not diff:
         return None
     with atomic(path) as file:

@@ -63,9 +63,13 @@ def test_what_is_no_version_is_refused(named, root, tmp_path):
         versions.other(root, named, tmp_path / "code")
 
 
-def test_the_change_that_is_judged_is_kept_and_a_folder_is_a_version(root, tmp_path):
-    # only a hash was, so nobody could run "working tree" again
+@pytest.mark.parametrize("ignored", [True, False])
+def test_the_change_that_is_judged_is_kept_and_a_folder_is_a_version(ignored, root, tmp_path):
+    # only a hash was, so nobody could run "working tree" again; then a study ended if .gitignore names its folder, as
+    # ours does, because git adds nothing if a folder to leave out is ignored
     (root / "study").mkdir()
+    (root / "study" / "study.json").write_text("{}")
+    (root / ".gitignore").write_text("/study/\n" * ignored)
     before, path, clone = state(root), root / "study" / "working-tree.diff", tmp_path / "clone"
     versions.save_diff(root, path)
     patch = path.read_bytes()
