@@ -73,7 +73,7 @@ def test_the_change_that_is_judged_is_kept_and_a_folder_is_a_version(ignored, ro
     before, path, clone = state(root), root / "study" / "working-tree.diff", tmp_path / "clone"
     versions.save_diff(root, path)
     patch = path.read_bytes()
-    assert b"study/" not in patch
+    assert b"study.json" not in patch
     path.unlink()
     assert state(root) == before
     git(root, "clone", "--quiet", str(root), str(clone))
