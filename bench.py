@@ -1,7 +1,7 @@
 """Measure what each attention kernel gains on this machine: the experiments of two articles, one command each.
 
     python bench.py [KIND] [config/file.py ...] [--key=value ...]
-    python bench.py report FOLDER [FOLDER ...] [--format=pdf] [--title=TEXT]   draw report.md and figures again
+    python bench.py report FOLDER [FOLDER ...] [--format=pdf]   draw report.md and figures again
     python bench.py check FOLDER FOLDER                 do two folders, such as a published one and yours, say the same?
     python bench.py gpu                                 measure every kind, and run the tests that need a GPU (make gpu)
     python bench.py plan [config/file.py ...] [--key=value ...]   memory and time of a run on GPUs you do not have
@@ -87,7 +87,7 @@ def write_reports(args: list[str]) -> None:
         name = rows.read(folder / "rows.jsonl")[0]["benchmark"]
         if name not in kinds.KINDS:
             raise UserError(f"this version has no benchmark {name!r}, only {', '.join(kinds.KINDS)}")
-        print(f"wrote {', '.join(map(str, report.write(folder, kinds.KINDS[name].SHOWN, s.format, s.title)))}")
+        print(f"wrote {', '.join(map(str, report.write(folder, kinds.KINDS[name].SHOWN, s.format)))}")
 
 
 def check_folders(args: list[str]) -> None:

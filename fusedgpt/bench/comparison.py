@@ -5,7 +5,6 @@ If not all fit into memory, groups of those that fit take turns, each group besi
 
 import contextlib
 import gc
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -190,8 +189,3 @@ def _or_line(do):
         return do()
     except Exception as error:
         return dict(zip(("status", "reason"), status_of(error)))
-
-
-def builders(device: torch.device) -> int:
-    """How many contenders may be built at once: a GPU's compile on the CPU's cores, a CPU's would take them all."""
-    return max(1, (os.cpu_count() or 1) // 2) if device.type == "cuda" else 1

@@ -27,10 +27,10 @@ class Drawn(NamedTuple):
     draw: Callable[[], Any]
 
 
-def save(drawn: Iterable[Drawn], folder: pathlib.Path, about: list[str], form: str, title: str) -> list[pathlib.Path]:
+def save(drawn: Iterable[Drawn], folder: pathlib.Path, about: list[str], form: str) -> list[pathlib.Path]:
     """Save figures as NAME.png and NAME.`form` in `folder`; returns all paths.
 
-    Above each stand `title`, or its finding if that is empty, and the paragraphs `about` the measurement.
+    Above each stand its finding and the paragraphs `about` the measurement.
     """
     import matplotlib
 
@@ -39,20 +39,12 @@ def save(drawn: Iterable[Drawn], folder: pathlib.Path, about: list[str], form: s
     with matplotlib.rc_context(STYLE):
         for each in drawn:
             figure = each.draw()
-            style.title(figure, title or each.finding, about)
+            style.title(figure, each.finding, about)
             for suffix in ("png", form):
                 paths.append(folder / f"{each.name}.{suffix}")
                 with atomic(paths[-1]) as file:
                     figure.savefig(file, format=suffix, dpi=DPI)
-            _compress(folder / f"{each.name}.png")
     return paths
-
-
-def _compress(path):
-    """Reduce a PNG file to 256 colours, which makes it half as large."""
-    from PIL import Image  # matplotlib needs it too
-
-    Image.open(path).convert("RGB").quantize(256).save(path, optimize=True, dpi=(DPI, DPI))
 
 
 def new(height: float, **options) -> tuple:

@@ -17,8 +17,8 @@ from configurator import configure, separate
 from fusedgpt import settings
 from fusedgpt.attention.functions import digest
 from fusedgpt.attention.table import OWN, is_own, located
-from fusedgpt.bench import comparison, ladder, max_batch, numerics, peers, plan, prefill, rows, sweep
-from fusedgpt.bench.comparison import Comparison, InProcess, Measurement
+from fusedgpt.bench import ladder, max_batch, numerics, peers, plan, prefill, rows, sweep
+from fusedgpt.bench.comparison import InProcess, Measurement
 from fusedgpt.bench.options import admitted
 from fusedgpt.bench.process import Contender
 from fusedgpt.errors import UserError
@@ -82,14 +82,7 @@ def read_settings(name: str, args: list[str], description: str = ""):
             raise UserError(f"{setting}={value} must be more than 0, and finite")
     if kind.TRAINS:
         settings.validate(s)
-    if getattr(s, "batch_size", 1) < 1:
-        raise UserError(f"batch_size={s.batch_size} must be 1 or more")
     return s, device
-
-
-def planned(name: str, s, device: torch.device) -> list[Comparison]:
-    """The comparisons that --only selects. Raises UserError if a name in --only is no contender's."""
-    return admitted(KINDS[name].comparisons(s, device), s.only)
 
 
 def build(name: str, given: str, of: dict, contender: str) -> tuple[Turn | None, dict]:
@@ -101,7 +94,8 @@ def build(name: str, given: str, of: dict, contender: str) -> tuple[Turn | None,
 
 def measure(name: str, args: list[str], s, device: torch.device, folder: pathlib.Path) -> None:
     """Measure what `folder` lacks of the kind `name`. args: for the header's command."""
-    kind, plan, end = KINDS[name], planned(name, s, device), BEGAN + (s.max_seconds or math.inf)
+    kind, end = KINDS[name], BEGAN + (s.max_seconds or math.inf)
+    plan = admitted(kind.comparisons(s, device), s.only)
     if kind.TRAINS and s.dataset == "python_stdlib" and not (ROOT / "data" / s.dataset / "meta.json").exists():
         prepare = SCRIPTS / "data" / s.dataset / "prepare.py"
         if subprocess.run([sys.executable, prepare], check=False).returncode:  # the checkout may be read-only
@@ -129,7 +123,9 @@ def measure(name: str, args: list[str], s, device: torch.device, folder: pathlib
                 break
             result = found.get(tuple(each.of.items()), rows.Result(each.of, each.baseline))
             start = functools.partial(_start, name, s, device, each, folder)
-            many = 1 if kind.TOGETHER else comparison.builders(device)
+            many = 1  # of a CPU's contenders each compiles on all cores; a GPU's share them
+            if device.type == "cuda" and not kind.TOGETHER:
+                many = max(1, (os.cpu_count() or 1) // 2)
             limits = (s.precision, s.seconds, end, many)
             Measurement(each, result, start, write, print, device, kind.TURN, *limits).run()
 
@@ -148,8 +144,7 @@ def header(name: str, args: list[str], s, machine: dict) -> dict:
     """The header of rows.jsonl: the settings that the kind uses, and the machine."""
     used = {field.name: getattr(s, field.name) for field in dataclasses.fields(s)}
     used = {setting: value for setting, value in used.items() if setting not in {*NOT_IDENTITY, *KINDS[name].UNUSED}}
-    kind = KINDS[name]
-    usual = defaults(kind, gpu="cuda" in machine)
+    usual = defaults(KINDS[name], gpu="cuda" in machine)
     changed = [setting for setting, value in used.items() if value != getattr(usual, setting, value)]
     command = " ".join(["python bench.py", *args])
     return {"benchmark": name, "command": command, "settings": used, "set": changed, "environment": machine}

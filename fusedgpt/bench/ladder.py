@@ -87,15 +87,12 @@ def columns(result: Result, name: str) -> dict[str, str]:
 
 def notes(results: list[Result]) -> list[str]:
     """Whether the losses agree, as they must."""
-    found = []
-    for result in results:
-        losses = [line["loss"] for line in result.measured.values()]
-        if len(losses) > 1:
-            apart = max(losses) - min(losses)
-            same = all(map(math.isfinite, losses)) and apart < 0.01 * min(losses)
-            agree = "they agree" if same else "**they DISAGREE**"
-            found.append(f"Losses lie within {apart:.4f} of each other: {agree}.")
-    return found
+    losses = [line["loss"] for result in results for line in result.measured.values()]
+    if len(losses) < 2:
+        return []
+    apart = max(losses) - min(losses)
+    same = all(map(math.isfinite, losses)) and apart < 0.01 * min(losses)
+    return [f"Losses lie within {apart:.4f} of each other: {'they agree' if same else '**they DISAGREE**'}."]
 
 
 SHOWN = Shown("a training step", "ms per training step", ("flash",), columns, notes)

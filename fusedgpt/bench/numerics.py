@@ -16,7 +16,7 @@ from fusedgpt.attention.case import Case
 from fusedgpt.attention.functions import ATTENTION, MASKED
 from fusedgpt.attention.receipt import observe
 from fusedgpt.attention.table import SINGLE_KERNELS
-from fusedgpt.bench import figures, options
+from fusedgpt.bench import options
 from fusedgpt.bench.comparison import Comparison
 from fusedgpt.bench.proof import refusals, verdict
 from fusedgpt.bench.report import Shown
@@ -138,50 +138,9 @@ def notes(results: list[Result]) -> list[str]:
     return [
         f"Shape (B, nh, T, hs): {SHAPE}. An error is a share of the largest number in its row of the float64 result:"
         " 1e-02 is one per cent. `scaled before` is hand-written attention with q and k each times √scale before the"
-        " product, as in SDPA; `manual` scales q kᵀ, as in nanoGPT.",
-        f"ordinary: q and k are normal; large: times {INPUTS['large']:g}.",
+        " product, as in SDPA; `manual` scales q kᵀ, as in nanoGPT. Ordinary: q and k are normal; large: times"
+        f" {INPUTS['large']:g}."
     ]
 
 
-def own_figures(results: list[Result]) -> list[figures.Drawn]:
-    """errors.png: a panel for each kind of input, with the errors of each path, one mark for each dtype."""
-    panels = {inputs: [result for result in results if result.of["inputs"] == inputs] for inputs in INPUTS}
-    panels = {inputs: group for inputs, group in panels.items() if any(result.measured for result in group)}
-    return [figures.Drawn("errors", finding(results), lambda: _draw(panels))] if panels else []
-
-
-def finding(results: list[Result]) -> str:
-    """The errors of manual and flash in 16 bits on large inputs."""
-    said = []
-    for result in results:
-        if result.of["inputs"] == "large" and result.of["dtype"] != "float32":
-            both = {path: result.measured[path] for path in ("manual", "flash") if path in result.measured}
-            said += [f"{path} {_in_words(_errors(line)['y'])} in {result.of['dtype']}" for path, line in both.items()]
-    return f"Largest error on large inputs: {', '.join(said)}" if said else "Errors of attention against float64"
-
-
-LOOKS = {"bfloat16": ("s", "#e69f00"), "float16": ("D", "#0072b2"), "float32": ("o", "black")}
-
-
-def _draw(panels):
-    paths = list(dict.fromkeys(name for group in panels.values() for result in group for name in result.measured))
-    height = 0.21 * len(paths) + 1.15
-    figure, grid = figures.new(height, ncols=len(panels), squeeze=False, sharey=True, sharex=True)
-    for axes, (inputs, group) in zip(grid.flat, panels.items()):
-        for result in group:
-            mark, color = LOOKS[result.of["dtype"]]
-            errors = {paths.index(name): _errors(line)["y"] for name, line in result.measured.items()}
-            finite = {n: error for n, error in errors.items() if error < float("inf")}
-            axes.plot(finite.values(), finite.keys(), mark, label=result.of["dtype"], markersize=5, color=color)
-            lost = [n for n in errors if n not in finite]
-            if lost:  # a cross at the right edge
-                edge = dict(transform=axes.get_yaxis_transform(), label=f"{result.of['dtype']} overflows")
-                axes.plot([0.97] * len(lost), lost, "x", color=color, markersize=7, **edge)
-        axes.set(title=f"{inputs}: q and k normal × {INPUTS[inputs]:g}", xscale="log", xlabel="largest error")
-    grid[0, 0].set_yticks(range(len(paths)), paths)
-    grid[0, 0].set_ylim(len(paths) - 0.5, -0.5)
-    figure.legend(*grid[0, -1].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    return figure
-
-
-SHOWN = Shown("causal attention against float64", columns=columns, notes=notes, own_figures=own_figures)
+SHOWN = Shown("causal attention against float64", columns=columns, notes=notes)

@@ -19,7 +19,6 @@ from fusedgpt.parallel.distributed import Ranks
 from fusedgpt.terminal import in_words
 
 CHINCHILLA = 20  # tokens per parameter with the lowest loss for a compute budget (arXiv:2203.15556)
-DOUBLINGS = 13  # of the number of GPUs, which a suggestion may name
 
 TRAINS = True
 DEFAULTS = {"vocab_size": 50257}
@@ -96,7 +95,7 @@ def nearest(config: GPTConfig, run: Run, room: float) -> Run | None:
     A step keeps its number of sequences, or gets one per GPU if it has fewer. room: a GPU's memory in bytes.
     """
     sequences = run.batch_size * run.gradient_accumulation_steps
-    gpus = [run.gpus * 2**n for n in range(DOUBLINGS + 1)]
+    gpus = [run.gpus * 2**n for n in range(14)]
     sharing = [(run.parallel, run.shard_size), ("fsdp", None)]
     again = list(RECOMPUTE[RECOMPUTE.index(run.recompute) :])
     if "attention" in again[1:] and scores_held(run.attention) == "none":

@@ -12,7 +12,6 @@ from fusedgpt.errors import UserError
 from fusedgpt.machine.files import atomic
 from fusedgpt.machine.turns import Ratio
 
-GIB = 2**30
 MARGIN = 0.01  # of bench.py check: a share of the ratio, by which its interval is widened
 HOW = "A ratio is the median over laps of the ratio within a lap; in brackets its 95 % interval, by order statistics."
 SIZES = ("n_layer", "n_head", "n_embd", "block_size", "batch_size")  # settings that stand on a figure
@@ -21,7 +20,6 @@ SIZES = ("n_layer", "n_head", "n_embd", "block_size", "batch_size")  # settings 
 @dataclasses.dataclass
 class Settings:
     format: Literal["svg", "pdf"] = "svg"  # format of the figures beside PNG
-    title: str = ""  # title of the figures; empty: each one's own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,20 +35,18 @@ class Shown:
     headline: tuple[str, ...] = ()
     columns: Callable[[Result, str], dict[str, str]] = lambda result, name: {}
     notes: Callable[[list[Result]], list[str]] = lambda results: []
-    own_figures: Callable[[list[Result]], list[figures.Drawn]] = lambda results: []
 
 
-def write(folder: pathlib.Path, shown: Shown, form: str = "svg", title: str = "") -> list[pathlib.Path]:
+def write(folder: pathlib.Path, shown: Shown, form: str = "svg") -> list[pathlib.Path]:
     """Write report.md and the figures from the rows in `folder`; returns the paths written.
 
-    form: svg or pdf, beside the PNG that report.md shows. title: what stands above each figure in place of its own
-    title. Raises UserError if there are no rows.
+    form: svg or pdf, beside the PNG that report.md shows. Raises UserError if there are no rows.
     """
     header, lines = rows.read(folder / "rows.jsonl")
     results = rows.results(lines)
-    drawn = [*_ratios(header["benchmark"], results, shown), *shown.own_figures(results)]
+    drawn = _ratios(header["benchmark"], results, shown)
     about = [_subject(header, shown, results), machine(header, results)]
-    paths = figures.save(drawn, folder, about, form, title)
+    paths = figures.save(drawn, folder, about, form)
     text = [*_heading(header, results), *(f"- **{each.finding}.**" for each in drawn), ""]
     text += [*tables(results, shown), *(f"![{each.name}]({each.name}.png)\n" for each in drawn)]
     how = [HOW] if any(result.laps for result in results) else []
@@ -214,7 +210,7 @@ def _top(result, shown):
 
 def gib(size: float) -> str:
     """Bytes as '2.13 GiB'."""
-    return f"{size / GIB:.2f} GiB"
+    return f"{size / 2**30:.2f} GiB"
 
 
 def of_training(result: Result, name: str) -> dict[str, str]:

@@ -38,7 +38,6 @@ class Settings(options.Common):
     lengths: str = "256-4096-64,8192,16384"  # numbers of tokens, as first-last-step or one by one
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     attention: str = "auto"  # path/to/file.py:function, to measure this kernel of your own too
-    dropout: float = 0.0  # share of attention weights that are dropped
     n_kv_head: int | None = None  # heads of keys and values; None: one for each head of queries
     window: int | None = None  # how many tokens a query sees, itself included; None: all
 
@@ -83,8 +82,8 @@ def build(of: dict, name: str, s: Settings, device: torch.device) -> tuple[Turn,
     ((nh, hs),) = options.heads(of["heads"])
     dtype, T = resolve_dtype(s.dtype, device), of["T"]
     window = s.window if s.window and s.window < T else None
-    of_all = dict(dropout=s.dropout, kv_heads=s.n_kv_head, window=window)
-    case = Case((1, nh, T, hs), device, dtype, backward=of["pass"] != "forward", **of_all)
+    shared = dict(kv_heads=s.n_kv_head, window=window)
+    case = Case((1, nh, T, hs), device, dtype, backward=of["pass"] != "forward", **shared)
     few = case.of_heads(1, 1)
     if reason := _refusal(name, dataclasses.replace(few, shape=(1, few.shape[1], 256, hs), window=window and 64)):
         raise UserError(reason)

@@ -25,7 +25,6 @@ def _cheap(request, monkeypatch):
         monkeypatch.setattr(kind, "TURN", min(kind.TURN, 1e-3))  # a step
     if "drawn" not in request.fixturenames:  # that takes longer than to measure
         monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)
-        monkeypatch.setattr("fusedgpt.bench.figures._compress", lambda path: None)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fusedgpt.bench import campaign, kinds
+from fusedgpt.bench.options import admitted
 from fusedgpt.errors import UserError
 from tests.launch import fails
 
@@ -49,7 +50,7 @@ def test_it_keeps_within_its_time(steps, tmp_path, monkeypatch):
     monkeypatch.setattr(campaign.time, "monotonic", lambda: clock[0])
 
     def measure(step, s, results, seconds):
-        assert seconds >= campaign.LEAST and clock[0] + seconds <= 300
+        assert seconds > campaign.START and clock[0] + seconds <= 300
         clock[0] += seconds
 
     monkeypatch.setattr(campaign, "BREADTH", campaign.BREADTH + campaign.DEPTH)
@@ -95,7 +96,7 @@ def test_without_a_gpu_there_is_one_sentence(tmp_path):
 def test_each_step_is_a_command_that_its_kind_takes(tmp_path):
     for step in (*campaign.BREADTH, *campaign.DEPTH, *campaign.COMPILED):
         s, _ = kinds.read_settings(step.kind, [*step.flags, "--device=cpu"])
-        assert kinds.planned(step.kind, s, torch.device("cuda")), step.kind
+        assert admitted(kinds.KINDS[step.kind].comparisons(s, torch.device("cuda")), s.only), step.kind
         rehearsed = campaign._arguments(step, campaign.Settings(rehearse=True), tmp_path)
         s, _ = kinds.read_settings(step.kind, rehearsed)
-        assert kinds.planned(step.kind, s, CPU), step.kind
+        assert admitted(kinds.KINDS[step.kind].comparisons(s, CPU), s.only), step.kind

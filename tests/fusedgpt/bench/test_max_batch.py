@@ -78,5 +78,5 @@ def test_the_search_begins_at_the_formulas(tmp_path, data):
 
 
 def test_a_device_without_a_known_limit_is_refused(tmp_path, data):
-    with pytest.raises(UserError, match="knows no limit of memory on mps"):
+    with pytest.raises(UserError, match="cannot limit the memory of mps here"):
         max_batch.comparisons(settings("max_batch", tmp_path, data), torch.device("mps"))

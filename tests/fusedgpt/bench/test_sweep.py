@@ -35,7 +35,7 @@ def test_what_is_measured_is_the_case_of_the_row(tmp_path, data, monkeypatch):
     cases = []
     inputs = Case.inputs
     monkeypatch.setattr(sweep, "_inputs", lambda case: cases.append(case) or inputs(case))
-    _, found = build("flash", tmp_path, data, dtype="float32", dropout=0.0, n_kv_head=1, window=9)
+    _, found = build("flash", tmp_path, data, dtype="float32", n_kv_head=1, window=9)
     assert cases == [Case((1, 2, 32, 16), CPU, torch.float32, kv_heads=1, window=9)]
     assert found["kernel"]["forward"] == ["flash"] and found["peak_memory"] > 0 and found["dtype"] == "float32"
     _, found = build("flash", tmp_path, data, OF | {"pass": "forward"}, dtype="float32", window=99)
