@@ -18,12 +18,10 @@ from fusedgpt.machine.gpus import GPUS
 from fusedgpt.parallel.distributed import Ranks
 from fusedgpt.terminal import in_words
 
-CHINCHILLA = 20  # tokens per parameter with the lowest loss for a compute budget (arXiv:2203.15556)
-
 TRAINS = True
 DEFAULTS = {"vocab_size": 50257}
 RUN_FIELDS = [field.name for field in dataclasses.fields(Run)]
-USED = {"init_from", "loss", *dimensions.NAMES, *RUN_FIELDS}
+USED = {"init_from", "loss", "max_iters", *dimensions.NAMES, *RUN_FIELDS}
 # a plan is for compiled steps in 16 bits, and counts attention over the whole window
 UNUSED = [field.name for field in dataclasses.fields(settings.Settings) if field.name not in USED]
 UNUSED += ["dtype", "compile", "mask"]
@@ -46,7 +44,7 @@ def answer(s, say: Callable[[str], None]) -> None:
         raise UserError(f"mfu={s.mfu:g} must be more than 0, and at most 1")
     config, run = config_of(s), run_of(s)
     refuse(config, run, s.gpu)
-    for line in said(config, run, s.gpu, s.mfu):
+    for line in said(config, run, s.gpu, s.mfu, s.max_iters):
         say(line)
 
 
@@ -111,18 +109,18 @@ def nearest(config: GPTConfig, run: Run, room: float) -> Run | None:
     return None
 
 
-def said(config: GPTConfig, run: Run, gpu: str, mfu: float) -> list[str]:
-    """The run, its memory and its time in words, a line each."""
+def said(config: GPTConfig, run: Run, gpu: str, mfu: float, max_iters: int) -> list[str]:
+    """The run, its memory and its time in words, a line each. All of its time is that of its training steps."""
     memory, room = Memory.of(config, run), GPUS[gpu].memory
     parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in dataclasses.asdict(memory).items() if size)
     rate = mfu * run.gpus * GPUS[gpu].peak / config.flops_per_token
     seconds = run.gpus * run.micro_steps * run.batch_size * config.block_size / rate
-    tokens = CHINCHILLA * config.num_params
     return [
         f"computed, not measured: {config.num_params:,} parameters on {run.gpus} x {gpu}, {run.parallel},"
         f" recompute={run.recompute}, micro-batches of each GPU: {run.micro_steps}, of {run.batch_size} x"
         f" {config.block_size} tokens; a vocabulary of {config.padded_vocab_size:,}",
         f"memory: {memory.total / 1e9:.1f} of {room / 1e9:g} GB of each GPU; a run may take a fifth more: {parts}",
         f"time at {100 * mfu:g} % of the peak (--mfu): {1e3 * seconds:,.4g} ms a step, {rate:,.0f} tokens/s;"
-        f" {CHINCHILLA} tokens a parameter, {tokens / 1e9:,.3g} billion, take {in_words(tokens / rate)}",
+        f" max_iters={max_iters:,}, {max_iters * seconds * rate / 1e9:,.3g} billion tokens, take"
+        f" {in_words(max_iters * seconds)}: {max_iters * seconds * run.gpus / 3600:,.4g} GPU-hours",
     ]
