@@ -56,13 +56,11 @@ other-programs: $(OTHERS)/.installed
 
 $(OTHERS)/.installed: $(VENV)/.installed
 	$(PIP) --no-deps --upgrade --target $(OTHERS)/transformers_4 transformers==4.57.1 tokenizers==0.22.1 huggingface_hub==0.36.2
-	$(PIP) --no-deps --upgrade --target $(OTHERS)/llama_cpp xllamacpp==2026.10.11549
 	touch $@
 
 # The tests of make test, with annotations checked, and those marked slow: kills, full disks, fuzzing, mutants, the
 # commands of the docs. FAULTS_SEED=7 draws other random numbers
 test-slow: export TRANSFORMERS_4 := $(OTHERS)/transformers_4
-test-slow: export LLAMA_CPP := $(OTHERS)/llama_cpp
 test-slow: setup other-programs
 	CHECK_TYPES=1 $(PYTEST) --timeout=300 -m '' --ignore=tests/lowering
 

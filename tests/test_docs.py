@@ -48,7 +48,6 @@ OTHERS = {  # what is not run, and why
     "python -m venv": "it is followed by an installation",
     "PIP_EXTRA_INDEX_URL=": "it installs packages",
     "TIKTOKEN_CACHE_DIR=": "it downloads GPT-2's BPE",
-    "python export.py out-quickstart --format=gguf": "it needs the package gguf; test_gguf_file.py writes such a file",
     "python sample.py --out_dir=../fusedgpt/": "it is nanoGPT's; tests/test_other_programs.py runs it",
     "python sample.py out/ckpt-2000.pt": "tests/test_sample.py samples such a checkpoint",
     "python study.py": "tests/test_study.py reads it, and runs smaller studies",

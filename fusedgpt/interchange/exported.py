@@ -14,7 +14,7 @@ CARD = "README.md"
 OURS = re.compile(r"^tags: \[[a-z0-9]+, fusedgpt\]$", re.MULTILINE)  # in the card of every export
 WRITTEN = (CARD, "config.json", "generation_config.json", "model*.safetensors*")
 WRITTEN += ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "meta.json")
-WRITTEN += ("model.gguf", "Modelfile", "ckpt.pt", "meta.pkl")
+WRITTEN += ("ckpt.pt", "meta.pkl")
 
 
 def tags(family: str) -> str:
