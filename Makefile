@@ -36,12 +36,15 @@ quickstart: setup
 	@$(BIN)/python plot.py out-quickstart
 	@$(BIN)/python sample.py out-quickstart --num_samples=1 --max_new_tokens=600 --start='def '
 
-# make eval RUN=out TASKS='hellaswag lambada_openai' scores a run with lm-evaluation-harness, into RUN/lm_eval.json
+# make eval RUN=out TASKS=hellaswag,lambada_openai scores a run with lm-evaluation-harness, into RUN/lm_eval_DATE.json.
+# If no id ends a text in its data, FIRST is the id that lm_eval puts before each: 10 is a new line in bytes
 RUN ?= out-quickstart
 TASKS ?= sonnets
+FIRST ?= $(if $(filter out-quickstart,$(RUN)),10)
 eval: setup
 	@$(BIN)/python export.py $(RUN) $(RUN)/hf
-	@$(BIN)/python harness.py $(RUN)/hf $(RUN)/lm_eval.json $(TASKS)
+	@$(BIN)/python -m lm_eval run --model hf --model_args pretrained=$(RUN)/hf,dtype=float32$(FIRST:%=,prefix_token_id=%) \
+		--include_path eval --tasks $(TASKS) --output_path $(RUN)/lm_eval.json
 
 # Every promise once: what a change must not break. One pytest worker per core; for one process, run python -m pytest
 test: setup

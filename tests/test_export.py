@@ -2,9 +2,14 @@
 
 import functools
 import json
+import math
+import os
 import pathlib
 import re
+import shlex
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -19,7 +24,7 @@ from model import GPT
 from tests.conftest import as_nanogpt_wrote, checkpoint_of, rows, run
 from tests.fusedgpt.data.test_tokenizer import meta_of
 from tests.kill_points import killed_before
-from tests.launch import fails, script
+from tests.launch import ROOT, fails, script
 
 
 def data_of(meta, folder):
@@ -237,3 +242,39 @@ def test_a_nanogpt_checkpoint_without_its_data_is_exported_and_says_what_is_miss
     assert not (tmp_path / "hf" / "meta.json").exists()
     assert "no tokenizer is written: dataset='nowhere'" in capsys.readouterr().out
     assert (tmp_path / "hf" / "model.safetensors").exists() and not (tmp_path / "hf" / "tokenizer.json").exists()
+
+
+def nats(model, ids, before):
+    """The summed loss of `ids` after the id `before`. Each window of block_size has as much context as it can hold."""
+    S, total, read = model.config.block_size, 0.0, [before, *ids]
+    for start in range(0, len(ids), S):
+        end = min(start + S, len(ids))
+        x = torch.tensor([read[max(0, end - S) : end]])
+        y = torch.full_like(x, -1)
+        y[0, start - end :] = torch.tensor(ids[start:end])
+        total += (end - start) * model(x, y)[1].item()
+    return total
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_bits_per_byte_of_make_eval_are_our_own_loss(tmp_path):
+    pytest.importorskip("lm_eval")
+    import datasets
+
+    ids = np.frombuffer((ROOT / "model.py").read_bytes(), np.uint8)
+    prepare.write(tmp_path / "data", {"train": [ids[:9000]], "val": [ids[9000:]]}, "model.py", "byte", 256)
+    export.main(run(tmp_path / "run", tmp_path / "data", max_iters=30), tmp_path / "run" / "hf")
+    asked = ["make", "-n", "eval", f"RUN={tmp_path / 'run'}", "FIRST=10"]
+    made = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.replace("\\\n", " ")
+    (command,) = (shlex.split(line)[1:] for line in made.splitlines() if "lm_eval" in line)
+    env = {**os.environ, "HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1"}
+    subprocess.run([sys.executable, *command], cwd=ROOT, env=env, check=True)
+    (scores,) = (tmp_path / "run").glob("lm_eval_*.json")
+    file = str(ROOT / "eval" / "sonnets.txt")
+    texts = datasets.load_dataset("text", data_files=file, sample_by="paragraph", split="train")["text"]
+    model, coded = GPT.from_pretrained(tmp_path / "run" / "hf").eval(), [list(text.encode()) for text in texts]
+    with torch.no_grad():
+        want = sum(nats(model, ids, before=ord("\n")) for ids in coded) / math.log(2) / sum(map(len, coded))
+    found = json.loads(scores.read_text())["results"]["sonnets"]["bits_per_byte,none"]
+    assert 3 < want < 8 and found == pytest.approx(want, rel=1e-5)

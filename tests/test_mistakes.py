@@ -93,7 +93,6 @@ MISTAKES = [
     ("bench.py ladder --device=cpu --only=flahs", "it can be a pattern, such as 'flash*'"),
     ("study.py config/quickstart.py --seeds=1..3", "did you mean seed?"),
     ("study.py config/quickstart.py --out_dir=out-x", "--study_dir"),
-    ("harness.py {model}", "python harness.py FOLDER RESULTS.json TASK"),
 ]
 
 
