@@ -79,7 +79,7 @@ def shortened(command):
     if words[0] == "torchrun":  # tests/faults/test_elastic.py runs torchrun
         words = ["python", *words[words.index("train.py") :], "--parallel=ddp"]
     name, args = words[1], words[2:]
-    if "--help" in args or name in ("plot.py", "export.py", "convert.py", "-c"):
+    if "--help" in args or name in ("plot.py", "export.py", "-c"):
         return [name, *args]
     if name.startswith("data/"):
         local = name not in DOWNLOADS or any("--input" in arg for arg in args)

@@ -60,7 +60,6 @@ MISTAKES = [
     ("data/text/prepare.py '--input={absent}/*.txt'", "leave out the quotation marks"),
     ("bench.py report {absent}", "name the folder of a benchmark, such as out-bench/ladder"),
     ("study.py report {absent}", "name the folder of a study"),
-    ("convert.py {empty} file", "name the folder of a run"),
     # values that cannot be
     ("train.py {small} --device=gpu", "try auto, cpu, cuda"),
     ("train.py {small} --device=cuda", "--device can be auto, cpu, cuda"),
