@@ -8,7 +8,6 @@ import math
 import os
 import pathlib
 import textwrap
-import zipfile
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -171,8 +170,7 @@ def _one_tensor(file, name):
 
 
 def _of_pickle(file):
-    # files of before PyTorch 1.6 are no zip archives, and cannot be mapped into memory
-    opened = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    opened = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     return {str(name): Stored(tuple(each.shape), functools.partial(opened.get, name)) for name, each in opened.items()}
 
 

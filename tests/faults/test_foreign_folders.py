@@ -100,7 +100,7 @@ REFUSED = {
     "an extra": (lambda f: reweigh(f, lambda w: w | {"lora": torch.ones(9)}), "they have lora too"),
     "int8": (lambda f: reweigh(f, lambda w: {n: w[n].char() for n in w}), "not finite floating-point numbers"),
     "NaN": (lambda f: reweigh(f, lambda w: w | {ONE: w[ONE].log()}), f"not finite floating-point numbers: {ONE}"),
-    "a pickle": (lambda f: replace(f, pickle.dumps(["x" * 10**5, Evil()])), "Weights only load failed"),
+    "a pickle": (lambda f: replace(f, pickle.dumps(["x" * 10**5, Evil()])), "mmap can only be used with files"),
     "torch's pickle": (lambda f: torch.save(["x" * 10**5, Evil()], pickled(f)), "Weights only load failed"),
     "outside": (elsewhere, "names '../outside.safetensors', which is not beside it"),
 }

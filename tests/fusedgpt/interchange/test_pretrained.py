@@ -37,8 +37,8 @@ def in_parts(folder):
     (folder / WEIGHTS).unlink()
 
 
-def pickled(folder, **how):
-    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin", **how)
+def pickled(folder):
+    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
     (folder / WEIGHTS).unlink()
 
 
@@ -49,7 +49,6 @@ def rewritten(folder, function):
 FORMS = {
     "in parts": in_parts,
     "a pickle": pickled,
-    "a pickle of before PyTorch 1.6": lambda f: pickled(f, _use_new_zipfile_serialization=False),
     "float64": lambda f: rewritten(f, lambda w: {n: w[n].double() for n in w}),
     "frequencies": lambda f: rewritten(f, lambda w: w | {"model.layers.0.self_attn.rotary_emb.inv_freq": w[Q] + 0}),
 }
