@@ -33,7 +33,7 @@ class Stored(NamedTuple):
 
 
 def load(
-    model_type: str | os.PathLike, changes: dict[str, Any], say: Callable[[str], None] = print
+    model_type: str | os.PathLike, changes: dict[str, Any]
 ) -> tuple[GPTConfig, list[tuple[str, slice, Callable[[], Tensor]]]]:
     """A model by its hub id or from a local folder: its config with `changes`, and its weights, not read yet.
 
@@ -47,7 +47,7 @@ def load(
             " decide that (model.crop_block_size shortens block_size)"
         )
     with _refused(model_type):
-        name, config = families.read(_json(_file(model_type, "config.json")), say)
+        name, config = families.read(_json(_file(model_type, "config.json")))
         stored = _stored(model_type)
         held = sum(math.prod(each.shape) for each in stored.values())
         if held < config.num_params:  # before anything of the size that the config asks for is built
