@@ -44,12 +44,11 @@ def replacing(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     for left in (new, old):  # by a call that was killed
         shutil.rmtree(left, ignore_errors=True)
     new.mkdir(parents=True)
-    try:
+    with contextlib.ExitStack() as after:
+        after.callback(shutil.rmtree, new, ignore_errors=True)  # if the export fails
         yield new
         require_ours(folder)
         if folder.exists():
             os.replace(folder, old)
         os.replace(new, folder)
         shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
