@@ -156,17 +156,9 @@ def _shards(index, name):
 def _of_safetensors(file):
     from safetensors import safe_open
 
-    with safe_open(file, "pt") as opened:
-        shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118 (no dict)
-    return {name: Stored(shape, functools.partial(_one_tensor, file, name)) for name, shape in shapes.items()}
-
-
-def _one_tensor(file, name):
-    """A tensor of a safetensors file. The file is opened for it alone, so that no other stays mapped into memory."""
-    from safetensors import safe_open
-
-    with safe_open(file, "pt") as opened:
-        return opened.get_tensor(name)
+    opened = safe_open(file, "pt")
+    shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118 (no dict)
+    return {name: Stored(shape, functools.partial(opened.get_tensor, name)) for name, shape in shapes.items()}
 
 
 def _of_pickle(file):

@@ -141,14 +141,14 @@ def test_files_that_cannot_be_reached_are_not_said_to_be_absent(cached, llama):
 
 def test_weights_are_read_one_at_a_time(llama, monkeypatch):
     # all weights of the file were in memory at once
-    alive, one_tensor = weakref.WeakSet(), pretrained._one_tensor
+    alive, read = weakref.WeakSet(), pretrained._read
 
-    def watched(file, name):
+    def watched(*args):
         assert not alive
-        alive.add(tensor := one_tensor(file, name))
+        alive.add(tensor := read(*args))
         return tensor
 
-    monkeypatch.setattr(pretrained, "_one_tensor", watched)
+    monkeypatch.setattr(pretrained, "_read", watched)
     GPT.from_pretrained(llama)
 
 
