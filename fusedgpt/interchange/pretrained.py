@@ -180,10 +180,8 @@ def _matched(stored, wanted):
         if not torch.equal(found.setdefault(embedding, found[TIED]).read(), found[TIED].read()):
             raise ValueError(f"its weights have {TIED} and another {embedding}, but its tie_word_embeddings ties them")
         del found[TIED]
-    lacking, foreign = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
-    if lacking or foreign:
-        what = f"lack {lacking[0]}" if lacking else f"have {foreign[0]} too"
-        raise ValueError(f"its weights are not those of its config: they {what}")
+    if other := sorted(wanted.keys() ^ found.keys()):
+        raise ValueError(f"its weights are not those of its config: {other[0]} is in only one of the two")
     for name, place in wanted.items():
         if found[name].shape != place.shape:
             shapes = f"{name} is {found[name].shape}, and not {place.shape}"
