@@ -22,7 +22,7 @@ def choose(name: str, *cases: Case, before: str | None = None, compiled: bool = 
     compiled. Raises UserError, with the reason and what would run instead, if the named kernel cannot run here.
     """
     if name == "auto":
-        if before and not refusal(before, *cases, compiled=compiled):
+        if before and not refusal(before, *cases):
             return before, {}
         return fastest(*cases, compiled=compiled)
     for case in cases:
@@ -37,7 +37,7 @@ def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]
     other cases on one head, or the next one is tried. If the model will be `compiled`, the kernel alone is compiled for
     parity; on a GPU it is also timed compiled (on a CPU compiling takes seconds). Raises UserError if none is left.
     """
-    trials = {name: {"refused": refusal(name, *cases, compiled=compiled)} for name in SINGLE_KERNELS}
+    trials = {name: {"refused": refusal(name, *cases)} for name in SINGLE_KERNELS}
     attends = {name: as_run(name, cases[0]) for name, trial in trials.items() if not trial["refused"]}
     laps, made = _raced(trials, attends, cases[0]), {}
     order = laps.by_speed()

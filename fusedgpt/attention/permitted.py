@@ -26,8 +26,8 @@ def require(name: str, case: Case, compiled: bool = False) -> None:
     Its results must also agree with float64, or it would silently train another model. A kernel of ours is compared on
     one head; a user's own must pass parity.checks.
     """
-    if reason := refusal(name, case, compiled=compiled) or _wrong(name, case, compiled):
-        others = [other for other in KERNELS if other != name and not refusal(other, case, compiled=compiled)]
+    if reason := refusal(name, case) or _wrong(name, case, compiled):
+        others = [other for other in KERNELS if other != name and not refusal(other, case)]
         doing = "train" if case.backward else "run"
         raise UserError(
             f"attention='{name}' cannot {doing} on {case.device.type} in {dtype_name(case.dtype)}"
@@ -81,32 +81,23 @@ def _comparisons(name, case, compiled):
         yield f"for the last 64 of {case.shape[2]} tokens", parity.compare(as_run(name, last), last)
 
 
-def refusal(name: str, *cases: Case, compiled: bool = False) -> str | None:
-    """Why the kernel `name` cannot run one of `cases` here, in a model that is `compiled` or not; None if it can.
+def refusal(name: str, *cases: Case) -> str | None:
+    """Why the kernel `name` cannot run one of `cases` here; None if it can.
 
     The kernel is run once on each, on one head of one sequence, under the profiler. If deterministic algorithms are
     required, it runs twice and the gradients must agree to the bit.
     """
-    found = (_known(name, case, compiled) or _tried(name, case.of_heads(1, 1)) for case in cases)
+    found = (_known(name, case) or _tried(name, case.of_heads(1, 1)) for case in cases)
     return next(filter(None, found), None)
 
 
-def _known(name, case, compiled):
+def _known(name, case):
     """Why a kernel cannot run a case, as far as it is known without a trial."""
     if is_own(name):
         if case.packed and not _takes(name, "documents"):
             return "it must take an argument `documents` for mask=document: the document of each key, (B, Tk)"
         if case.window and not _takes(name, "window"):
             return "it must take an argument `window` for a model with a window: the number of keys that a query sees"
-    if name == "flex" and case.device.type == "cpu":
-        if case.packed:  # 2.13
-            return "on a CPU PyTorch cannot compile FlexAttention within documents for lengths that vary"
-        if case.backward:
-            return "PyTorch has no backward of FlexAttention on a CPU"
-        if compiled:
-            return "FlexAttention cannot run inside a compiled model on a CPU"
-        if case.shape[-1] in (8, 16) and torch.backends.cpu.get_cpu_capability() == "AVX2":  # 8, 24, 40, … keys; 2.13
-            return "PyTorch computes it wrongly for heads of 8 and 16 on a CPU with AVX2 only"
     if name == "flex" and case.dropout > 0:
         return "FlexAttention has no dropout"
     if name == "cudnn" and rounded_by_cudnn(case.dropout):

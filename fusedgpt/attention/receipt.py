@@ -67,10 +67,8 @@ def contradiction(name: str, receipt: dict[str, list], case: Case) -> str | None
     """Why `receipt` shows a kernel other than the one called `name`, in one phrase; None if it agrees."""
     if name not in KERNELS or not KERNELS[name].seen:  # PyTorch picked it, or it is a user's own
         return None
-    # on a CPU, flex's C++ kernels have no name that the profiler sees
-    seen = _UNFUSED if name == "flex" and case.device.type == "cpu" else KERNELS[name].seen
     for direction in ("forward", "backward") if case.backward else ("forward",):
-        if receipt[direction] not in [[each] for each in seen]:
+        if receipt[direction] not in [[each] for each in KERNELS[name].seen]:
             ran = " and ".join(receipt[direction])
             return f"attention='{name}' was asked for, but the profiler saw {ran} in the {direction} pass"
     return None
