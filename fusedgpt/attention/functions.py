@@ -25,7 +25,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from fusedgpt.attention import flash_impl
 from fusedgpt.attention.table import check_name
-from fusedgpt.errors import UserError, first_line
+from fusedgpt.errors import UserError
 
 BLOCK = 256  # queries in a block of `blocked`
 
@@ -258,17 +258,14 @@ def digest(name: str) -> str | None:
 
 
 def load(name: str) -> Callable[..., Tensor]:
-    """The function `name`, path/to/file.py:function. Raises UserError if the file fails or has no such function."""
+    """The function `name`, path/to/file.py:function. Raises what the file raises, or UserError."""
     path, _, function = name.rpartition(":")
     if not pathlib.Path(path).is_file():
         raise UserError(f"attention={name}: there is no file {path}")
     # torch.compile looks modules up by name
     spec = importlib.util.spec_from_file_location("own_" + re.sub(r"\W", "_", path), path)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise UserError(f"attention={name}: {path} fails: {type(error).__name__}: {first_line(error)}") from error
+    spec.loader.exec_module(module)
     if not callable(found := getattr(module, function, None)):
         there = sorted(n for n, value in vars(module).items() if callable(value) and not n.startswith("_"))
         raise UserError(f"attention={name}: {path} has no function {function}: it has {', '.join(there) or 'none'}")

@@ -95,20 +95,14 @@ def test_a_run_remembers_the_full_path_of_its_file(file, monkeypatch):
         # these trained: the first evaluated better
         ("{file}:cheat", "it is not causal attention: without gradients its errors"),
         ("{file}:double", "it returns torch.float64 for q, k and v in torch.float32"),
-        ("{leaver}:f", "fails: SystemExit: 0"),
-        ("{broken}:f", "fails: ZeroDivisionError: division by zero"),
         ("{file}:narrow", "cannot train on cpu"),
         ("{file}:even", "it fails in the comparison with float64: odd"),
         ("flsh", "is unknown: it can be manual, .*, or path/to/file.py:function"),
     ],
 )
-def test_a_mistake_is_named(tmp_path, file, name, why):
-    broken = tmp_path / "broken.py"
-    broken.write_text("1 / 0")
-    leaver = tmp_path / "leaver.py"
-    leaver.write_text("exit(0)")
+def test_a_mistake_is_named(file, name, why):
     with pytest.raises(UserError, match=why) as refusal:
-        permitted.require(name.format(file=file, broken=broken, leaver=leaver), Case((1, 2, 16, 8), CPU, torch.float32))
+        permitted.require(name.format(file=file), Case((1, 2, 16, 8), CPU, torch.float32))
     assert "even or auto" not in str(refusal.value)  # it recommended the kernel that it refused
 
 
