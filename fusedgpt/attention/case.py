@@ -59,11 +59,6 @@ class Case:
         return replace(self, shape=(B, heads * group, T, hs), kv_heads=heads)
 
     @property
-    def grouped(self) -> bool:
-        """Whether several heads of queries share keys and values."""
-        return self.kv_heads not in (None, self.shape[1])
-
-    @property
     def documents(self) -> Tensor | None:
         """The document of each key, (B, Tk), if `packed`. Sequences have about 3 and 24 documents, in turn."""
         return _documents(self.shape[0], self.keys or self.shape[2], self.device) if self.packed else None

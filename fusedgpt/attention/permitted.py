@@ -4,7 +4,6 @@ A named kernel runs, or the program ends with the reason; nothing falls back in 
 """
 
 import contextlib
-import inspect
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
@@ -53,10 +52,7 @@ def _wrong(name, case, compiled):
     except torch.AcceleratorError:
         raise
     except Exception as error:  # a user's own kernel may raise anything at a shape for which it was not written
-        reason = f"it fails in the comparison with float64: {reasons((), error)}"
-        if case.grouped:
-            reason += f" (k and v have {case.kv_heads} heads, q has {case.shape[1]})"
-        return reason
+        return f"it fails in the comparison with float64: {reasons((), error)}"
     return None
 
 
@@ -93,19 +89,12 @@ def refusal(name: str, *cases: Case) -> str | None:
 
 def _known(name, case):
     """Why a kernel cannot run a case, as far as it is known without a trial."""
-    if is_own(name):
-        if case.packed and not _takes(name, "documents"):
-            return "it must take an argument `documents` for mask=document: the document of each key, (B, Tk)"
-        if case.window and not _takes(name, "window"):
-            return "it must take an argument `window` for a model with a window: the number of keys that a query sees"
     if name == "flex" and case.dropout > 0:
         return "FlexAttention has no dropout"
     if name == "cudnn" and rounded_by_cudnn(case.dropout):
         return f"cuDNN may round dropout {case.dropout:g} to sixteenths"
     if name in KERNELS and KERNELS[name].gpu_only and case.device.type == "cpu":
         return "PyTorch has it on GPUs only"
-    if name in ("flash", "flash3", "flash4") and case.window and case.device.type == "cuda":
-        return "SDPA has no argument for a window, and on a GPU its flash kernel takes no mask that could stand for it"
     return None
 
 
@@ -126,22 +115,10 @@ def _tried(name, case):
         except torch.AcceleratorError:  # the GPU itself has crashed, so nothing else would run on it
             raise
         except Exception as error:  # a kernel, its compiler and its package each raise types of their own
-            reason = reasons(caught, error)
-            if isinstance(error, ImportError) and name in KERNELS:
-                reason = f"the package {KERNELS[name].package} cannot be imported: {reason}"
-            if case.grouped and "to have the same num_heads" in reason:  # `efficient` in PyTorch 2.13
-                reason = f"SDPA's {name} kernel takes no heads of queries that share keys and values (n_kv_head)"
-            if case.backward and not _tried(name, replace(case, backward=False)):
-                return f"it runs forward, but not backward: {reason}"
-            return reason
+            return reasons(caught, error)
     if len(results) == 2 and not all(torch.equal(a, b) for a, b in zip(*results)):
         return "it is not deterministic: two runs gave different gradients"
     return contradiction(name, receipt, case)
-
-
-def _takes(name, mask):
-    parameters = inspect.signature(ATTENTION[name]).parameters
-    return mask in parameters or any(each.kind == each.VAR_KEYWORD for each in parameters.values())
 
 
 def as_run(name: str, case: Case) -> Attend:

@@ -39,9 +39,9 @@ def test_a_query_after_a_cache_sees_no_more_than_the_window_keeps():
 
 def test_fewer_heads_share_keys_as_all_do():
     few = Case((3, 12, 64, 40), CPU, torch.float32, kv_heads=4).of_heads(2, 1)
-    assert (few.shape, few.kv_heads, few.grouped) == ((2, 3, 64, 40), 1, True)
+    assert (few.shape, few.kv_heads) == ((2, 3, 64, 40), 1)
     alone = Case((3, 12, 64, 40), CPU, torch.float32).of_heads(2, 1)
-    assert (alone.shape, alone.grouped) == ((2, 1, 64, 40), False)
+    assert (alone.shape, alone.kv_heads) == ((2, 1, 64, 40), 1)
 
 
 def test_gradients_are_those_of_dy():

@@ -133,8 +133,7 @@ def test_without_the_package_the_reason_names_it(monkeypatch, name, module):
     if importlib.util.find_spec(module):
         pytest.skip(f"{module} is installed")
     monkeypatch.setattr(permitted, "KERNELS", EVERYWHERE)
-    package = KERNELS[name].package
-    assert permitted.refusal(name, TRAINING) == f"the package {package} cannot be imported: No module named '{module}'"
+    assert permitted.refusal(name, TRAINING) == f"No module named '{module}'"
     assert watch("flash")["forward"] == ["flash"]  # a failed activation leaves it alone
 
 
@@ -143,8 +142,7 @@ def test_a_package_without_a_backward_samples_and_does_not_train(provide):
         raise RuntimeError("This flash attention build does not support backward.")
 
     provide("flash3", bwd=missing)
-    reason = permitted.refusal("flash3", TRAINING)
-    assert reason == "it runs forward, but not backward: This flash attention build does not support backward"
+    assert permitted.refusal("flash3", TRAINING) == "This flash attention build does not support backward"
     assert permitted.refusal("flash3", Case((2, 2, 64, 32), CPU, torch.float32, backward=False)) is None
 
 
