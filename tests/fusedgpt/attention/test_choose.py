@@ -67,16 +67,16 @@ def test_auto_takes_the_fastest_that_passes_parity(monkeypatch, only):
 
 
 @pytest.mark.parametrize(
-    ("raised", "phrase", "at_full_size"),
+    ("raised", "phrase"),
     [
-        (RuntimeError(), "RuntimeError", "RuntimeError"),
-        (ValueError("not on MPS.\nStack: …"), "not on MPS", "not on MPS"),
-        (torch._dynamo.exc.FailOnRecompileLimitHit("8 times"), "8 times", "8 times"),
-        (torch.OutOfMemoryError("no room"), "no room", "out of memory"),
+        (RuntimeError(), "RuntimeError"),
+        (ValueError("not on MPS.\nStack: …"), "not on MPS"),
+        (torch._dynamo.exc.FailOnRecompileLimitHit("8 times"), "8 times"),
+        (torch.OutOfMemoryError("no room"), "out of memory at this shape"),
     ],
     ids=repr,
 )
-def test_what_a_kernel_raises_is_its_refusal(raised, phrase, at_full_size, only):
+def test_what_a_kernel_raises_is_its_refusal(raised, phrase, only):
     # FlexAttention on MPS raises ValueError, which ended a run with auto; an empty reason used to count as permitted
     def broken(q, k, v, dropout_p=0.0):
         if q.size(0) >= smallest:
@@ -89,7 +89,7 @@ def test_what_a_kernel_raises_is_its_refusal(raised, phrase, at_full_size, only)
     assert choose.fastest(TRAINING)[1]["manual"]["refused"] == phrase
     smallest = 2  # permitted on one sequence, but not at full size
     name, trials = choose.fastest(TRAINING)
-    assert name == "flash" and trials["manual"]["refused"] == f"{at_full_size} at this shape"
+    assert name == "flash" and trials["manual"]["refused"] == phrase
     smallest = 1
     only(manual=broken)  # it used to be ValueError: min() arg is an empty sequence
     with pytest.raises(UserError, match=f"attention='auto' found no kernel that can run here: manual: {phrase}. Lower"):
@@ -131,7 +131,7 @@ def test_auto_takes_no_kernel_that_is_wrong_in_another_case(only):
     prompt = Case(SHAPE, CPU, torch.float32, backward=False)
     assert choose.choose("auto", prompt)[0] == "math"
     for other in (replace(prompt, window=9), prompt.one_query()):
-        with pytest.raises(UserError, match=r"math: it fails parity with float64 on Case\(shape=\(1, 1, "):
+        with pytest.raises(UserError, match="math: it fails parity with float64 at 127 tokens"):
             choose.choose("auto", prompt, other)
 
 
@@ -172,18 +172,3 @@ def test_auto_takes_no_kernel_that_the_compiler_replaces(monkeypatch, told):
     monkeypatch.setattr(torch, "compile", lambda attend, dynamic: ATTENTION["flash"])
     name, trials = choose.fastest(TRAINING, compiled=True)
     assert name == "flash" and "saw flash in the forward pass" in trials["manual"]["refused"]
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_auto_times_what_will_run(monkeypatch):
-    # it timed eager kernels for a model that runs compiled, in which another may be the fastest
-    made, timed = [], []
-
-    def compile(attend, dynamic):
-        made.append(lambda *args: timed.append(made[-1]) or attend(*args))
-        return made[-1]
-
-    monkeypatch.setattr(torch, "compile", compile)
-    monkeypatch.setattr(choose, "SINGLE_KERNELS", ["math", "flash"])
-    choose.fastest(Case(SHAPE, torch.device("cuda"), torch.bfloat16), compiled=True)
-    assert made and set(made) == set(timed)
