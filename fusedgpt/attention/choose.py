@@ -8,8 +8,8 @@ from fusedgpt.attention.table import SINGLE_KERNELS
 from fusedgpt.errors import UserError
 from fusedgpt.machine import timing, turns
 
-SECONDS, TURN = 0.2, 0.002  # of a race of kernels on a CPU, and of a turn in it
-SAMPLES = 10  # of a kernel on a GPU in a turn
+SECONDS = 0.2  # of a race of kernels on a CPU
+SAMPLES = 2  # of a kernel in a turn
 QUICK_SCORES = 2**19  # of all heads together, in a race on a CPU
 
 
@@ -49,12 +49,11 @@ def fastest(*cases: Case, compiled: bool = False) -> tuple[str, dict[str, dict]]
 
 def _raced(trials, case):
     """The names of those not refused, from the fastest on. Adds the times to `trials`, or why one failed."""
-    inputs, seconds = None, 0.0
+    seconds = 0.0
     if case.device.type == "cpu":
         case, seconds = _quick(case, torch.get_num_threads()), SECONDS
-        inputs = case.inputs()  # on a GPU these would take memory from the kernels
     names = [name for name, trial in trials.items() if not trial["refused"]]
-    laps = turns.race({name: _turn(as_run(name, case), case, inputs) for name in names}, seconds, TURN)
+    laps = turns.race({name: _turn(as_run(name, case), case) for name in names}, seconds)
     for name, error in laps.failed.items():
         trials[name] = {"refused": why(error)}
     for name in laps.by_speed():
@@ -62,19 +61,13 @@ def _raced(trials, case):
     return laps.by_speed()
 
 
-def _turn(attend, case, inputs):
-    """The turn of a kernel in a race on `case`. On a GPU its inputs and graph are freed after each."""
-    made = []
+def _turn(attend, case):
+    """The turn of a kernel in a race on `case`. Its inputs and its graph are freed after each, for those of others."""
 
     def take(seconds):
-        if made:
-            return made[0](seconds)
-        own = inputs or case.inputs()
-        found, _ = timing.of_a_kernel(lambda: case.run(attend, *own), case.device)
-        if case.device.type == "cuda":
-            return found.make(SAMPLES)
-        made.append(found)
-        return found(seconds)
+        inputs = case.inputs()
+        steps, _ = timing.of_a_kernel(lambda: case.run(attend, *inputs), case.device)
+        return steps.make(SAMPLES)
 
     return take
 
