@@ -1,6 +1,5 @@
 """Does an attention function compute attention? Its output and gradients against float64, written out in full."""
 
-import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -157,21 +156,13 @@ def checks(attend: Attend, case: Case) -> Iterator[tuple[str, dict[str, float]]]
         return replace(short, shape=(2, nh, queries, hs), keys=keys)
 
     for length in ODD_LENGTHS:
-        yield f"at {length} tokens", _compared(attend, of(length))
-    yield "on large scores", _on_large_scores(attend, of(ODD_LENGTHS[0]))
+        yield f"at {length} tokens", compare(attend, of(length))
+    large = compare(attend, of(ODD_LENGTHS[0]), of(ODD_LENGTHS[0]).inputs_of_large_scores())
+    # dq and dk are differences of numbers that are large and nearly equal there
+    yield "on large scores", {name: error for name, error in large.items() if name in ("y", "dv")}
     nkv = case.kv_heads or nh
     heads = min(nkv, 2 if T <= 4096 else 1)
     yield f"on {heads} of {nkv} heads", compare(attend, case, heads=heads)
-
-
-_compared = functools.lru_cache(compare)  # a sweep asks for the same odd lengths at each of its lengths
-
-
-@functools.lru_cache
-def _on_large_scores(attend, case):
-    found = compare(attend, case, case.inputs_of_large_scores())
-    # there dq and dk are differences of numbers that are large and nearly equal
-    return {name: error for name, error in found.items() if name in ("y", "dv")}
 
 
 def shortened(case: Case, B: int | None = None) -> Case:
