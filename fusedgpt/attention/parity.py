@@ -121,8 +121,6 @@ def dropped_wrongly(attend: Attend, case: Case) -> str | None:
     y = first.run(attend, q, k, v, q)[0][:, :, 0].double()  # (B, nh, hs)
     p, kept = case.dropout, y != 0
     share, deviation = 1 - kept.double().mean().item(), (p * (1 - p) / (B * nh)) ** 0.5
-    if share == 0:
-        return "it ignores dropout_p: no weight is dropped"
     if abs(share - p) > 5 * deviation:
         return f"its dropout_p={p:g} drops {share:.3f} of the weights"
     if not torch.allclose(y[kept], torch.full_like(y[kept], 1 / (1 - p)), rtol=TOLERANCE[case.dtype]):
