@@ -8,9 +8,9 @@ import torch
 from torch.library import Library
 from torch.nn import attention
 
-from fusedgpt.attention import flash_impl, parity, permitted
+from fusedgpt.attention import parity, permitted
 from fusedgpt.attention.case import Case
-from fusedgpt.attention.functions import ATTENTION
+from fusedgpt.attention.functions import ATTENTION, make_ready
 from fusedgpt.attention.table import KERNELS
 from fusedgpt.errors import UserError
 from model import GPT, GPTConfig
@@ -92,7 +92,7 @@ def provide(monkeypatch, operators):
         attention.register_flash_attention_impl(VERSIONS[name], register_fn=register)
 
     yield provide
-    flash_impl.use(None)
+    make_ready("flash")
 
 
 def test_each_name_runs_its_own_version_whatever_ran_before(provide):
