@@ -24,12 +24,7 @@ MOST_COMPARED = 2048  # tokens of the longest comparison that must be quick: the
 
 
 def reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dy: Tensor | None = None,
-    documents: Tensor | None = None,
-    window: int | None = None,
+    q: Tensor, k: Tensor, v: Tensor, dy: Tensor | None, documents: Tensor | None = None, window: int | None = None
 ) -> tuple[Tensor, ...]:
     """Causal attention in float64: (y,), or (y, dq, dk, dv) by the chain rule, without autograd. See functions.py."""
     q, k, v, dy = (None if x is None else _double(x) for x in (q, k, v, dy))
@@ -71,15 +66,14 @@ def compare(
 ) -> dict[str, float]:
     """Errors of `attend`, without dropout, on `inputs` (q, k, v, dy), or on those of `case`.
 
-    Returns the largest error of the output and, with a backward, of each gradient: {'y': …, 'dq': …, 'dk': …, 'dv': …}.
-    'rms' is the largest root mean square of the errors of one of these. The reference holds T² scores per head: `heads`
-    compares only so many heads of keys, the last of the last sequence, with the queries that share them.
+    Returns the largest error of each result, {'y': …, 'dq': …, 'dk': …, 'dv': …}, and as 'rms' the largest root mean
+    square of one's errors. `heads` compares only so many heads of keys, the last of the last sequence, because the
+    reference holds T² scores per head. Raises ValueError if `attend` changes its inputs, or returns another dtype.
 
-    An error is divided by the largest number in its own row: late rows average many values and are small, so the
-    largest number in all rows would hide their errors. The divisor is at least FLOOR of that number, because some rows
-    are 0 in theory (dq of the first token). 'rms' is divided by the root mean square of y, or for gradients by the
-    largest of their three, because dq and dk are 0 in theory if there is one token. NaN counts as infinite.
-    Raises ValueError if `attend` changes its inputs, or returns another dtype.
+    An error is divided by the largest number in its own row: late rows average many values and are small. The divisor
+    is at least FLOOR of the largest in all rows, because some rows are 0 in theory (dq of the first token). 'rms' is
+    divided by that of y, or for gradients by the largest of their three, because dq and dk are 0 in theory if there is
+    one token. NaN counts as infinite.
     """
     case = replace(case, dropout=0.0)
     q, k, v, dy = inputs or case.inputs()

@@ -31,7 +31,7 @@ def test_layers_with_and_without_a_window_are_two_cases(of, changes, windows):
 
 
 def test_a_query_after_a_cache_sees_no_more_than_the_window_keeps():
-    case = Case.of_model(GPTConfig(**LLAMA), 3, CPU, torch.float32, backward=False).one_query()
+    case = Case.of_layers(GPTConfig(**LLAMA), 3, CPU, torch.float32, backward=False)[0].one_query()
     assert (case.shape, case.keys, case.window) == ((3, 6, 1, 40), 16, None)
     q, k, v, dy = case.inputs()
     assert (q.shape, k.shape, v.shape, dy.shape) == ((3, 6, 1, 40), (3, 2, 16, 40), (3, 2, 16, 40), (3, 6, 1, 40))
