@@ -44,71 +44,23 @@ def test_permitted_on_a_cpu(name, deterministic):
         permitted.require(name, case)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("name", "changes", "reason"),
-    [
-        ("efficient", {"window": None}, "num_heads"),
-        ("efficient", {}, None),  # with a mask, see functions.as_rows
-        ("flash", {}, "attn_mask"),
-        ("flash", {"window": None}, None),
-        ("cudnn", {"window": None}, None),
-        ("flex", {}, None),
-    ],
-)
-def test_on_a_gpu_shared_keys_and_windows_run_or_are_refused_by_name(name, changes, reason):
-    case = replace(SHARED, device=torch.device("cuda"), dtype=torch.bfloat16, **changes)
-    found = permitted.refusal(name, case)
-    if name == "efficient" and found is None:
-        pytest.skip("this PyTorch's efficient kernel takes shared keys")
-    assert found is None if reason is None else reason in found
-
-
-def test_an_own_kernel_gets_documents_and_a_window_by_keyword_only_if_there_are_any(monkeypatch):
-    given = []
-
-    def own(q, k, v, dropout_p=0.0, **masks):
-        given.append(sorted(masks))
-        return ATTENTION["manual"](q, k, v, **masks)
-
-    monkeypatch.setitem(ATTENTION, "my.py:own", own)
-    for case, masks in (
-        (TRAINING, []),
-        (SHARED, ["window"]),
-        (replace(SHARED, packed=True), ["documents", "window"]),
-    ):
-        given.clear()
-        permitted.require("my.py:own", case)
-        assert given and all(each == masks for each in given)
-
-
-def manual(q, k, v, dropout_p=0.0):
+def full(q, k, v, dropout_p=0.0):
     return ATTENTION["manual"](q, k, v)
 
 
 def ignores_masks(q, k, v, dropout_p=0.0, documents=None, window=None):
-    return manual(q, k, v)
+    return ATTENTION["manual"](q, k, v)
 
 
-@pytest.mark.parametrize(
-    ("own", "case", "said"),
-    [
-        # it would train with full attention, or across documents, and nobody would know
-        (manual, SHARED, "unexpected keyword argument 'window'"),
-        (manual, PACKED, "unexpected keyword argument 'documents'"),
-        (ignores_masks, SHARED, "it fails parity with float64 at 127 tokens"),
-        (ignores_masks, PACKED, "it fails parity with float64 at 127 tokens"),
-        (
-            lambda q, k, v, p: (q @ k.mT).tril() @ v,
-            replace(SHARED, window=None),
-            "must match",
-        ),
-    ],
-)
-def test_an_own_kernel_that_cannot_do_what_the_model_has_is_told_what_to_take(own, case, said, monkeypatch):
-    monkeypatch.setitem(ATTENTION, "my.py:own", own)
-    with pytest.raises(UserError, match=said):
-        permitted.require("my.py:own", case)
+@pytest.mark.parametrize(("case", "mask"), [(SHARED, "window"), (PACKED, "documents")])
+def test_an_own_kernel_that_cannot_do_what_the_model_has_is_refused(case, mask, monkeypatch):
+    # it would train with full attention, or across documents, and nobody would know
+    monkeypatch.setitem(ATTENTION, "my.py:own", ATTENTION["manual"])
+    permitted.require("my.py:own", case)
+    for own, said in ((full, f"unexpected keyword argument '{mask}'"), (ignores_masks, "it fails parity with float64")):
+        monkeypatch.setitem(ATTENTION, "my.py:own", own)
+        with pytest.raises(UserError, match=said):
+            permitted.require("my.py:own", case)
 
 
 def test_cudnn_is_refused_where_it_may_round_the_dropout():
