@@ -36,12 +36,15 @@ quickstart: setup
 	@$(BIN)/python plot.py out-quickstart
 	@$(BIN)/python sample.py out-quickstart --num_samples=1 --max_new_tokens=600 --start='def '
 
-# make eval RUN=out TASKS='hellaswag lambada_openai' scores a run with lm-evaluation-harness, into RUN/lm_eval.json
+# make eval RUN=out TASKS=hellaswag,lambada_openai scores a run with lm-evaluation-harness, into RUN/lm_eval_DATE.json.
+# If no id ends a text in its data, FIRST is the id that lm_eval puts before each: 10 is a new line in bytes
 RUN ?= out-quickstart
 TASKS ?= sonnets
+FIRST ?= $(if $(filter out-quickstart,$(RUN)),10)
 eval: setup
 	@$(BIN)/python export.py $(RUN) $(RUN)/hf
-	@$(BIN)/python harness.py $(RUN)/hf $(RUN)/lm_eval.json $(TASKS)
+	@$(BIN)/python -m lm_eval run --model hf --model_args pretrained=$(RUN)/hf,dtype=float32$(FIRST:%=,prefix_token_id=%) \
+		--include_path eval --tasks $(TASKS) --output_path $(RUN)/lm_eval.json
 
 # Every promise once: what a change must not break. One pytest worker per core; for one process, run python -m pytest
 test: setup
@@ -56,13 +59,11 @@ other-programs: $(OTHERS)/.installed
 
 $(OTHERS)/.installed: $(VENV)/.installed
 	$(PIP) --no-deps --upgrade --target $(OTHERS)/transformers_4 transformers==4.57.1 tokenizers==0.22.1 huggingface_hub==0.36.2
-	$(PIP) --no-deps --upgrade --target $(OTHERS)/llama_cpp xllamacpp==2026.10.11549
 	touch $@
 
 # The tests of make test, with annotations checked, and those marked slow: kills, full disks, fuzzing, mutants, the
 # commands of the docs. FAULTS_SEED=7 draws other random numbers
 test-slow: export TRANSFORMERS_4 := $(OTHERS)/transformers_4
-test-slow: export LLAMA_CPP := $(OTHERS)/llama_cpp
 test-slow: setup other-programs
 	CHECK_TYPES=1 $(PYTEST) --timeout=300 -m '' --ignore=tests/lowering
 

@@ -1,7 +1,7 @@
-"""Write a run for other programs: as a model of transformers, as a GGUF file, or as a checkpoint of nanoGPT.
+"""Write a run for other programs: as a model of transformers, or as a checkpoint of nanoGPT.
 
     python export.py RUN [FOLDER]
-    python export.py RUN --format=gguf
+    python export.py RUN --format=nanogpt
 
 The model loses its vocabulary padding. Biases that it does not have become zeros, except for nanoGPT. The logits stay
 the same, but for rounding; if the other program has only another form of GELU, the export says so. A model card is
@@ -24,8 +24,8 @@ from configurator import answer_help, configure
 class Settings:
     out_dir: str = "out"  # folder of the run
     folder: str = ""  # folder to write; empty: one in that of the run, named after the format
-    # hf: for transformers, and for --init_from here; gguf: for llama.cpp and Ollama; nanogpt: for nanoGPT's sample.py
-    format: Literal["hf", "gguf", "nanogpt"] = "hf"
+    # hf: for transformers, and for --init_from here; nanogpt: for nanoGPT's sample.py
+    format: Literal["hf", "nanogpt"] = "hf"
 
 
 PLACES = ("out_dir", "folder")  # what arguments without a name set
@@ -40,7 +40,7 @@ from fusedgpt.data import dataset
 from fusedgpt.data.tokenizer import end_of_text
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.home import ROOT
-from fusedgpt.interchange import exported, families, gguf_file, nanogpt, tokenizer_json
+from fusedgpt.interchange import exported, families, nanogpt, tokenizer_json
 from fusedgpt.interchange.pretrained import to_transformers
 from fusedgpt.runs import checkpoint, run_folder
 from fusedgpt.runs.metrics import losses_at, record_of, section
@@ -67,12 +67,6 @@ from transformers import pipeline
 
 generate = pipeline("text-generation", model="PATH_OR_HUB_ID")
 print(generate("The", do_sample=True, top_k=200)[0]["generated_text"])
-```""",
-    "gguf": """To load it with llama.cpp or Ollama:
-
-```
-llama-completion -m model.gguf -no-cnv -p "The"
-ollama create NAME -f Modelfile
 ```""",
     "nanogpt": """To sample it with nanoGPT, copy `meta.pkl`, if there is one, to `data/DATA` of nanoGPT. There:
 
@@ -180,30 +174,18 @@ def write_hf(folder, model, theirs, meta, saved):
         shutil.copymode(file, weights)  # safetensors lets only the owner read them
 
 
-def write_gguf(folder, model, theirs, meta, saved):
-    if meta is None:
-        raise UserError("a GGUF file needs the tokenizer of the data: put the data where the checkpoint names it")
-    gguf_file.write(folder, model.config, model.state_dict(), meta, data_of(saved))
-    say_activation(model.config, "llama.cpp", gguf_file.ACTIVATION)
-
-
 def write_nanogpt(folder, model, theirs, meta, saved):
     checkpoint.save(folder / "ckpt.pt", nanogpt.checkpoint(model.config, model.state_dict(), saved, data_of(saved)))
     if meta is not None and (ids := nanogpt.characters(meta)):
         (folder / "meta.pkl").write_bytes(pickle.dumps(ids))
-    say_activation(model.config, "nanoGPT", nanogpt.ACTIVATION)
-
-
-def say_activation(config, program, activation):
-    """Say if `program` computes another form of GELU than the model."""
-    if config.mlp == "gelu" and config.activation != activation:
+    if model.config.activation != nanogpt.ACTIVATION:
         print(
-            f"{program} computes activation={activation}, and this model was trained with {config.activation}: its"
-            " logits and texts may differ"
+            f"nanoGPT computes activation={nanogpt.ACTIVATION}, and this model was trained with"
+            f" {model.config.activation}: its logits and texts may differ"
         )
 
 
-WRITE = {"hf": write_hf, "gguf": write_gguf, "nanogpt": write_nanogpt}
+WRITE = {"hf": write_hf, "nanogpt": write_nanogpt}
 
 if __name__ == "__main__":
     with one_sentence():

@@ -285,12 +285,12 @@ class GPT(nn.Module):
         return model
 
     @classmethod
-    def from_pretrained(cls, model_type, override_args: dict | None = None, dtype=torch.float32, say=print) -> Self:
+    def from_pretrained(cls, model_type, override_args: dict | None = None, dtype=torch.float32) -> Self:
         """A GPT with pretrained weights. model_type: an id on the hub, such as gpt2-xl, or a folder in that format.
 
-        `override_args` may set the fields in dimensions.OVERRIDES. say: prints a line on what is ignored.
+        `override_args` may set the fields in dimensions.OVERRIDES.
         """
-        config, weights = pretrained.load(model_type, override_args or {}, say)
+        config, weights = pretrained.load(model_type, override_args or {})
         with torch.device("meta"):
             model = cls(config).to(dtype)
         eager.to_empty(model)

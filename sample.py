@@ -108,7 +108,7 @@ def load(s: Settings) -> tuple[GPT, Tokenizer]:
     if source != "resume":
         if run_folder.checkpoints(source):
             raise UserError(f"{source} is a run: name it with --out_dir={source} and --init_from=resume")
-        model = GPT.from_pretrained(source, changes, say=say)
+        model = GPT.from_pretrained(source, changes)
         say(f"sampling from {source}")
         meta, theirs = tokenizer_json.read(source, say)
         tokenizer = tokenizer_json.OfModel(meta, theirs, pretrained.ends(source))

@@ -193,7 +193,7 @@ def build_model(s: Settings, meta: dict, saved: dict | None, ranks, device: torc
         with empty:
             model = GPT.from_checkpoint(saved, **changes)
     else:
-        model = GPT.from_pretrained(s.init_from, changes | {"vocab_multiple": s.vocab_multiple}, say=say)
+        model = GPT.from_pretrained(s.init_from, changes | {"vocab_multiple": s.vocab_multiple})
         if s.block_size != model.config.block_size:
             model.crop_block_size(s.block_size)
     if s.init_from != "scratch":

@@ -15,7 +15,7 @@ import sys
 from fusedgpt import home
 from fusedgpt.errors import UserError, one_sentence
 
-COMMANDS = ("train", "sample", "plot", "export", "study", "bench", "harness", "convert")  # each is a script
+COMMANDS = ("train", "sample", "plot", "export", "study", "bench")  # each is a script
 
 
 def data_sets() -> dict[str, pathlib.Path]:

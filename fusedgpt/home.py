@@ -5,7 +5,7 @@ import re
 
 _IN_A_WHEEL = pathlib.Path(__file__).resolve().parent / "scripts"  # pyproject.toml puts the top of a clone there
 INSTALLED = _IN_A_WHEEL.is_dir()  # an editable install is a clone too
-# the folder with train.py and the other scripts, config/, eval/ and data/*/prepare.py
+# the folder with train.py and the other scripts, config/ and data/*/prepare.py
 SCRIPTS = _IN_A_WHEEL if INSTALLED else _IN_A_WHEEL.parents[1]
 # data sets are in ROOT/data: in the clone, or in the current folder, because installed files are not to be written to
 ROOT = pathlib.Path() if INSTALLED else SCRIPTS

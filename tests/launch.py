@@ -29,7 +29,7 @@ from multiprocessing import connection
 from unittest import mock
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-SCRIPTS = ("bench", "convert", "export", "harness", "plot", "sample", "study", "train")
+SCRIPTS = ("bench", "export", "plot", "sample", "study", "train")
 OURS = ("fusedgpt", "model", "configurator", *SCRIPTS)
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 TIMEOUT_S = 90.0

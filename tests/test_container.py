@@ -16,7 +16,7 @@ def test_the_image_gets_what_a_wheel_is_made_of():
     # .dockerignore leaves out everything else, such as data and runs; what a wheel needs is in tests/test_wheel.py
     kept = [pattern.removeprefix("!") for pattern in IGNORED if pattern.startswith("!")]
     assert IGNORED[0] == "*" and all(any(ROOT.glob(pattern)) for pattern in kept), kept
-    needed = ["pyproject.toml", "README.md", "LICENSE", "train.py", "model.py", "fusedgpt", "config", "eval"]
+    needed = ["pyproject.toml", "README.md", "LICENSE", "train.py", "model.py", "fusedgpt", "config"]
     needed += ["data/text/prepare.py"]
     assert all(any(fnmatch.fnmatch(name, pattern) for pattern in kept) for name in needed)
 

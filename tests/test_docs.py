@@ -37,7 +37,6 @@ PLACEHOLDERS = re.compile(r"\b(KIND|FOLDER|OUT_DIR|PATH|NAME)\b|…|\.\.\. ")
 DOWNLOADS = ("data/openwebtext/prepare.py", "data/fineweb/prepare.py")
 ON_THE_HUB = ("gpt2", "SmolLM")
 OTHERS = {  # what is not run, and why
-    "python harness.py": "tests/test_harness.py runs it",
     "pip": "it installs packages; a job of the GitHub workflow does it",
     "python -m pytest": "it is this suite",
     "python -m http.server": "it serves until it is ended",
@@ -48,7 +47,6 @@ OTHERS = {  # what is not run, and why
     "python -m venv": "it is followed by an installation",
     "PIP_EXTRA_INDEX_URL=": "it installs packages",
     "TIKTOKEN_CACHE_DIR=": "it downloads GPT-2's BPE",
-    "python export.py out-quickstart --format=gguf": "it needs the package gguf; test_gguf_file.py writes such a file",
     "python sample.py --out_dir=../fusedgpt/": "it is nanoGPT's; tests/test_other_programs.py runs it",
     "python sample.py out/ckpt-2000.pt": "tests/test_sample.py samples such a checkpoint",
     "python study.py": "tests/test_study.py reads it, and runs smaller studies",
@@ -81,7 +79,7 @@ def shortened(command):
     if words[0] == "torchrun":  # tests/faults/test_elastic.py runs torchrun
         words = ["python", *words[words.index("train.py") :], "--parallel=ddp"]
     name, args = words[1], words[2:]
-    if "--help" in args or name in ("plot.py", "export.py", "convert.py", "-c"):
+    if "--help" in args or name in ("plot.py", "export.py", "-c"):
         return [name, *args]
     if name.startswith("data/"):
         local = name not in DOWNLOADS or any("--input" in arg for arg in args)
@@ -219,14 +217,13 @@ def test_a_command_of_the_docs_runs(command, ran, copy):
 @pytest.mark.timeout(300)
 def test_five_commands_lead_from_a_folder_of_anything_to_a_score(copy):
     # each used to be tested on its own only, with data and weights of the tests
-    pytest.importorskip("lm_eval")
     (five,) = re.findall(r"five commands .*\n\n((?: {4}.*\n){5})\n", (ROOT / "docs" / "data.md").read_text())
     commands = [shlex.split(line.replace("=corpus/", "=mixed")) for line in five.splitlines()]
-    made = run([*commands.pop(), "-n"], copy).stdout  # make eval: what it would run, without its set-up
-    score = [shlex.split(line)[1:] for line in made.splitlines() if re.search(r"python (export|harness)\.py", line)]
+    made = run([*commands.pop(), "-n"], copy).stdout  # make eval, without its set-up; tests/test_export.py runs lm_eval
+    score = [shlex.split(line)[1:] for line in made.splitlines() if "python export.py" in line]
     small = [*SHORT, "--block_size=64", "--gradient_accumulation_steps=1"]
     steps = [[*words[1:], *(small if "train.py" in words else [])] for words in commands] + score
-    assert [words[0] for words in steps[1:]] == ["train.py", "export.py", "-c", "export.py", "harness.py"]
+    assert [words[0] for words in steps[1:]] == ["train.py", "export.py", "-c", "export.py"]
     mixed, pages = copy / "mixed", [page.read_text() for page in PAGES]
     mixed.mkdir()
     (mixed / "pages.md").write_text(pages[0])
@@ -235,7 +232,7 @@ def test_five_commands_lead_from_a_folder_of_anything_to_a_score(copy):
     results = run_all(steps, copy)
     assert [status for status, _ in results] == [0] * len(steps), results
     assert json.loads((copy / "data" / "text" / "meta.json").read_text())["tokenizer"] == "json"
-    assert '"sonnets"' in (copy / "out-text" / "lm_eval.json").read_text()
+    assert (copy / "out-text" / "hf" / "model.safetensors").exists()
 
 
 def test_scripts_know_every_flag_that_the_documents_give_them(monkeypatch):

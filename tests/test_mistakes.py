@@ -60,7 +60,6 @@ MISTAKES = [
     ("data/text/prepare.py '--input={absent}/*.txt'", "leave out the quotation marks"),
     ("bench.py report {absent}", "name the folder of a benchmark, such as out-bench/ladder"),
     ("study.py report {absent}", "name the folder of a study"),
-    ("convert.py {empty} file", "name the folder of a run"),
     # values that cannot be
     ("train.py {small} --device=gpu", "try auto, cpu, cuda"),
     ("train.py {small} --device=cuda", "--device can be auto, cpu, cuda"),
@@ -71,7 +70,7 @@ MISTAKES = [
     ("train.py {small} --vocab_size=10", "set --vocab_size=65, or leave it out"),
     ("train.py {small} --n_head=3", "make it a multiple"),
     ("train.py {small} --rope_theta=5e5", "set position=rotary too"),
-    ("train.py {small} --window=8 --attention={kernel}:mine", "must take an argument `window`"),
+    ("train.py {small} --window=8 --attention={kernel}:mine", "unexpected keyword argument 'window'"),
     ("train.py {small} --mask=document", "data/text/prepare.py, or set --mask=causal"),
     ("train.py {small} --min_lr=0 --lr_decay_iters=5", "give --lr_decay_iters=10"),
     ("train.py {small} --learning_rate=1e-5 --min_lr=6e-5", "give --min_lr=1e-06, or --decay_lr=False"),
@@ -93,7 +92,6 @@ MISTAKES = [
     ("bench.py ladder --device=cpu --only=flahs", "it can be a pattern, such as 'flash*'"),
     ("study.py config/quickstart.py --seeds=1..3", "did you mean seed?"),
     ("study.py config/quickstart.py --out_dir=out-x", "--study_dir"),
-    ("harness.py {model}", "python harness.py FOLDER RESULTS.json TASK"),
 ]
 
 

@@ -1,10 +1,10 @@
 """Exports, opened by the programs that they are for: they give the text that the model itself gives, and the same ids.
 
-    make other-programs                                 # transformers 4 and llama.cpp, each into a folder of its own
-    TRANSFORMERS_4=FOLDER LLAMA_CPP=FOLDER NANOGPT=FOLDER python -m pytest -m '' -s tests/test_other_programs.py
+    make other-programs                                 # transformers 4, into a folder of its own
+    TRANSFORMERS_4=FOLDER NANOGPT=FOLDER python -m pytest -m '' -s tests/test_other_programs.py
 
-A FOLDER has what `pip install --target` put there: transformers 4, or llama.cpp as xllamacpp; nanoGPT's is a clone.
-What is not named is skipped. transformers 5 runs in the process of the tests.
+TRANSFORMERS_4 has what `pip install --target` put there; nanoGPT's is a clone. What is not named is skipped.
+transformers 5 runs in the process of the tests.
 """
 
 import contextlib
@@ -66,34 +66,6 @@ def answer(asked):
     return dict(text=text, logits=logits, encoded=encoded, decoded=decoded, **about)
 json.dump(list(map(answer, json.load(sys.stdin))), sys.stdout)
 """
-LLAMA_CPP = """
-import json, sys, urllib.request, xllamacpp
-def answer(asked):
-    params = xllamacpp.CommonParams()
-    params.model.path = asked["folder"] + "/model.gguf"
-    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    params.n_parallel = params.cpuparams.n_threads = 1
-    server = xllamacpp.Server(params)
-    def ask(where, **what):
-        request = urllib.request.Request(server.listening_address + where, json.dumps(what).encode())
-        return json.load(urllib.request.urlopen(request))
-    def likeliest(ids):
-        said = ask("/completion", prompt=ids, n_predict=1, n_probs=500, cache_prompt=False)
-        found = said.get("completion_probabilities")  # none if the likeliest id ends the text
-        return {each["id"]: each["logprob"] for each in found[0]["top_logprobs"]} if found else {}
-    letters = dict(add_special=True, parse_special=False)  # "<|endoftext|>" in a text is text
-    encoded = [ask("/tokenize", content=text, **letters)["tokens"] for text in asked["texts"]]
-    decoded = [ask("/detokenize", tokens=ids)["content"] for ids in encoded]
-    n = len(asked["ids"])
-    likely = [likeliest(asked["ids"][:end]) for end in range(n - LAST + 1, n + 1)]
-    greedy = dict(prompt=asked["prompt"], samplers=["top_k"], top_k=1)
-    said = ask("/completion", n_predict=asked["new"], **greedy)
-    ask("/completion", n_predict=asked["context"], **greedy)  # ended with a failed assertion
-    ended = said["stop_type"] == "eos"
-    return dict(text=asked["prompt"] + said["content"], likely=likely, encoded=encoded, decoded=decoded, ended=ended)
-json.dump(list(map(answer, json.load(sys.stdin))), sys.stdout)
-"""
 
 
 def meta(kind):
@@ -117,8 +89,7 @@ class Trained:
         with contextlib.redirect_stdout(io.StringIO()):
             how = SIZES | (OF_GPT2S if kind == "gpt2" else {}) | FAMILIES.get(family, {}) | settings
             run(self.run, data, activation=activation, **how)
-        self.saved, self.activation = run_folder.load_best(self.run)[0], activation
-        self.model = GPT.from_checkpoint(self.saved).eval()
+        self.model = GPT.from_checkpoint(run_folder.load_best(self.run)[0]).eval()
         self.ids = self.tokenizer.encode_text(self.known(SONNETS))[:60].tolist()
         # programs know different versions of Unicode, and split a text before a letter that they do not know
         random = ("".join(c for c in text if unicodedata.ucd_3_2_0.category(c) != "Cn") for text in random_texts(30))
@@ -128,33 +99,29 @@ class Trained:
         """`text` without the characters that the tokenizer does not know."""
         return "".join(c for c in text if c in self.tokenizer.itos) if self.tokenizer.kind == "char" else text
 
-    def likeliest(self):
-        """The ids of the prompt and of what the model finds likeliest after it."""
-        return self.model.generate(torch.tensor([self.tokenizer.encode(PROMPT)]), NEW, temperature=0.0)[0].tolist()
-
-    def text(self, errors="replace"):
-        """The prompt and what the model finds likeliest after it, up to the end of a text. errors: of UTF-8."""
-        ids, end = self.likeliest(), self.tokenizer.end_of_text
-        return self.tokenizer.decode(ids[: ids.index(end)] if end in ids else ids).decode(errors=errors)
+    def text(self):
+        """The prompt and what the model finds likeliest after it, up to the end of a text."""
+        prompt, end = torch.tensor([self.tokenizer.encode(PROMPT)]), self.tokenizer.end_of_text
+        ids = self.model.generate(prompt, NEW, temperature=0.0)[0].tolist()
+        return self.tokenizer.decode(ids[: ids.index(end)] if end in ids else ids).decode(errors="replace")
 
     @torch.no_grad()
-    def logits(self, activation):
-        """The logits (LAST, V) of the last ids, of a model with `activation`."""
-        model, ids = GPT.from_checkpoint(self.saved, activation=activation).eval(), torch.tensor([self.ids])
-        return model(ids, ids)[0][0, -LAST:, : self.tokenizer.vocab_size]
+    def logits(self):
+        """The logits (LAST, V) of the last ids."""
+        ids = torch.tensor([self.ids])
+        return self.model(ids, ids)[0][0, -LAST:, : self.tokenizer.vocab_size]
 
 
-def opened(packages, program, format, runs, folder):
-    """Export each of the `runs`, and ask `program` about all of them. The answers, in this order.
+def opened(packages, runs, folder):
+    """Export each of the `runs`, and ask transformers about all of them. The answers, in this order.
 
-    packages: the folder with those that the program needs; empty: it needs none but those of this process.
+    packages: the folder with transformers; empty: that of this process.
     """
     asked = []
     for number, one in enumerate(runs):
-        export.main(one.run, folder / str(number), format)
+        export.main(one.run, folder / str(number))
         asked.append(dict(folder=str(folder / str(number)), prompt=PROMPT, new=NEW, ids=one.ids, texts=one.texts))
-        asked[-1] |= dict(context=one.model.config.block_size)
-    program = f"LAST = {LAST}\n{program}"
+    program = f"LAST = {LAST}\n{TRANSFORMERS}"
     if not packages:
         said = io.StringIO()
         with mock.patch.object(sys, "stdin", io.StringIO(json.dumps(asked))), contextlib.redirect_stdout(said):
@@ -174,8 +141,8 @@ def trained(tmp_path_factory):
 def compare_with_transformers(version, runs, folder):
     """Texts, logits and ids of the `runs`, as this transformers has them and as the models have them."""
     pytest.importorskip("transformers", minversion="5")
-    for one, found in zip(runs, opened(FOLDERS[version], TRANSFORMERS, "hf", runs, folder), strict=True):
-        ours = one.logits(one.activation).numpy()
+    for one, found in zip(runs, opened(FOLDERS[version], runs, folder), strict=True):
+        ours = one.logits().numpy()
         gap = np.abs(np.array(found["logits"])[:, : ours.shape[1]] - ours).max()  # theirs may have more ids
         assert found["version"].startswith(version[-1])
         assert found["text"] == one.text() and gap < 1e-4, one.name
@@ -201,31 +168,6 @@ def test_transformers(version, trained, tmp_path):
     runs = [trained(kind, "gelu") for kind in ("byte", "char", "char without end", "json", *GPT2S)]
     runs += [trained("byte", "gelu_tanh", family) for family in FAMILIES]
     compare_with_transformers(version, runs, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_llama_cpp(trained, tmp_path):
-    if not (packages := os.environ.get("LLAMA_CPP")):
-        pytest.skip("LLAMA_CPP names no folder that has xllamacpp")
-    kinds = ("byte", "char", "char without end", "json", *GPT2S)
-    runs = [trained(kind, "gelu") for kind in kinds] + [trained("byte", "gelu_tanh")]
-    # llama.cpp has no window in a Llama, and Mistral is one there
-    runs += [trained("byte", "gelu_tanh", family) for family in FAMILIES if family != "mistral"]
-    for one, found in zip(runs, opened(packages, LLAMA_CPP, "gguf", runs, tmp_path), strict=True):
-        # llama.cpp computes the tanh form, whatever the model was trained with
-        ours = one.logits("gelu_tanh").log_softmax(-1)
-        gap = max(
-            abs(ours[at, int(id)].item() - logprob)
-            for at, likely in enumerate(found["likely"])
-            for id, logprob in likely.items()
-            if int(id) < ours.size(1)
-        )
-        for text, encoded, decoded in zip(one.texts, found["encoded"], found["decoded"], strict=True):
-            assert encoded == one.tokenizer.encode_text(text).tolist() and decoded == text
-        assert found["ended"] == (one.tokenizer.end_of_text in one.likeliest())
-        assert found["text"] == one.text("ignore"), one.name
-        assert gap < 5e-3, one.name  # llama.cpp reads GELU from a table of float16
 
 
 @pytest.mark.slow

@@ -260,7 +260,6 @@ def test_ids_that_the_model_has_not_are_refused(tmp_path):
         (dict(start="a\udcff"), r"the prompt 'a\\udcff' cannot be written in UTF-8"),
         (dict(init_from="gpt5"), "init_from='gpt5' is no GPT-2, .* that can be loaded"),
         (dict(attention="cudnn"), "cudnn' cannot run on cpu .*on GPUs only"),
-        (dict(attention="flex", compile=True, dtype="float32"), "FlexAttention cannot run inside a compiled model"),
     ],
     ids=str,
 )

@@ -8,7 +8,7 @@ import pytest
 from tests import mutants
 from tests.launch import ROOT
 
-SCRIPTS = {"train", "sample", "bench", "study", "export", "convert", "harness", "plot"}
+SCRIPTS = {"train", "sample", "bench", "study", "export", "plot"}
 FILES = sorted(f for pattern in ("*.py", "fusedgpt/**/*.py", "data/*/*.py") for f in ROOT.glob(pattern))
 
 

@@ -70,7 +70,7 @@ def test_the_wheel_has_every_file_of_the_product_and_no_other(source, installed)
     # packages are listed one by one in pyproject.toml, and a new room, page or config file is easily forgotten; files
     # that setuptools does not list in an sdist are missing in what is made of it
     wanted = {name for name in files_in(source) if name.startswith("fusedgpt/")} | {"model.py", "configurator.py"}
-    for pattern in ("*.py", "config/**/*.py", "eval/*", "data/*/prepare.py"):
+    for pattern in ("*.py", "config/**/*.py", "data/*/prepare.py"):
         wanted |= {f"fusedgpt/scripts/{path.relative_to(source).as_posix()}" for path in source.glob(pattern)}
     assert {name for name in files_in(installed) if ".dist-info/" not in name} == wanted
     (distribution,) = importlib.metadata.distributions(path=[str(installed)])

@@ -42,11 +42,6 @@ class Case:
         windows = {window if window and window < T else None: None for window in config.windows}
         return [cls(shape, device, dtype, kv_heads=config.n_kv_head, window=w, **of_all) for w in windows]
 
-    @classmethod
-    def of_model(cls, config: Any, *case: Any, **rest) -> Self:
-        """The attention of a model's first layer; takes what `of_layers` takes."""
-        return cls.of_layers(config, *case, **rest)[0]
-
     def one_query(self) -> Self:
         """The same attention for one new token after T - 1 cached ones; a cache of a window holds no other keys."""
         B, nh, T, hs = self.shape
@@ -59,11 +54,6 @@ class Case:
         return replace(self, shape=(B, heads * group, T, hs), kv_heads=heads)
 
     @property
-    def grouped(self) -> bool:
-        """Whether several heads of queries share keys and values."""
-        return self.kv_heads not in (None, self.shape[1])
-
-    @property
     def documents(self) -> Tensor | None:
         """The document of each key, (B, Tk), if `packed`. Sequences have about 3 and 24 documents, in turn."""
         return _documents(self.shape[0], self.keys or self.shape[2], self.device) if self.packed else None
@@ -73,7 +63,7 @@ class Case:
 
         They are the same on every device. `scale` multiplies q and k.
         """
-        q, k, v, dy = self._drawn()
+        q, k, v, dy = _drawn(self)
         return self._placed(q * scale, k * scale, v, dy)
 
     def inputs_of_large_scores(self) -> tuple[Tensor, ...]:
@@ -82,13 +72,10 @@ class Case:
         So in every dtype a query gives equal weight to all keys with the largest score that it sees, and none to
         others. q is 0 in all channels but one, so equal scores round alike.
         """
-        q, k, v, dy = self._drawn()
+        q, k, v, dy = _drawn(self)
         step = 2.0 ** math.ceil(math.log2(16 * q.size(-1) ** 0.5))
         levels = (k[..., :1] * 100).int().remainder(8)  # 0 ... 7, about equally likely
         return self._placed(F.one_hot(q.argmax(-1), q.size(-1)), (levels * step).expand_as(k), v, dy)
-
-    def _drawn(self):
-        return _drawn(self.shape, self.kv_heads or self.shape[1], self.keys or self.shape[2])
 
     def _placed(self, q, k, v, dy):
         q, k, v, dy = (x.to(self.device, self.dtype, copy=True) for x in (q, k, v, dy))
@@ -124,8 +111,8 @@ def _documents(B, Tk, device):
 
 
 @functools.lru_cache(maxsize=1)  # kernels take turns with the same numbers, and drawing them takes seconds if T is long
-def _drawn(shape, kv_heads, keys):
-    B, _, _, hs = shape
-    past = (B, kv_heads, keys, hs)
+def _drawn(case):
+    B, nh, T, hs = case.shape
+    past = (B, case.kv_heads or nh, case.keys or T, hs)
     generator = torch.Generator().manual_seed(0)
-    return tuple(torch.randn(size, generator=generator) for size in (shape, past, past, shape))
+    return tuple(torch.randn(size, generator=generator) for size in (case.shape, past, past, case.shape))

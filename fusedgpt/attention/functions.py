@@ -14,18 +14,19 @@ import importlib.util
 import pathlib
 import re
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import attention
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from fusedgpt.attention import flash_impl
 from fusedgpt.attention.table import check_name
-from fusedgpt.errors import UserError, first_line
+from fusedgpt.errors import UserError
 
 BLOCK = 256  # queries in a block of `blocked`
 
@@ -85,9 +86,34 @@ def masked(
     return _picked(_with_mask, q, k, v, dropout_p, documents, window)
 
 
+VERSIONS = {"flash3": "FA3", "flash4": "FA4"}  # PyTorch's names for those of packages; its own is version 2
+
+
+def make_ready(name: str) -> None:
+    """Make PyTorch's flash kernel, in the whole process, the FlashAttention that the kernel `name` means.
+
+    A compiled graph does not call this again: it must be called before. Raises what a package raises; ImportError if it
+    is not installed.
+    """
+    version = VERSIONS.get(name)
+    if attention.current_flash_attention_impl() == version:
+        return
+    if not version:
+        attention.restore_flash_attention_impl()
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch warns that a kernel is replaced, but that is the purpose
+        attention.activate_flash_attention_impl(version)
+
+
+# With this mark, a compiled model calls it while it is traced. torch.compiler.assume_constant_result(make_ready) does
+# the same, but it imports torch._dynamo, which would delay every start of every script by a second.
+make_ready._dynamo_marked_constant = True
+
+
 def _picked(attend, *inputs):
     q, k, _, dropout_p = inputs[:4]
-    flash_impl.use(None)
+    make_ready("flash")
     if q.is_cuda and (q.size(-2) < k.size(-2) or rounded_by_cudnn(dropout_p)):
         # cuDNN, PyTorch's first choice on Hopper, would build a plan for every length of the cache
         return without_cudnn(attend, *inputs)
@@ -157,16 +183,14 @@ def _visible(T, Tk, device, documents=None, window=None):
     return earlier & (documents[:, None, -T:, None] == documents[:, None, None, :])
 
 
-def only(
-    backend: SDPBackend, attend: Callable[..., Tensor] = _with_flag, version: str | None = None
-) -> Callable[..., Tensor]:
+def only(backend: SDPBackend, attend: Callable[..., Tensor] = _with_flag, name: str = "flash") -> Callable[..., Tensor]:
     """SDPA restricted to one kernel: if it cannot run, PyTorch raises, because there is no other to fall back to.
 
-    version: which FlashAttention, as flash_impl.use takes it.
+    name: which FlashAttention, as make_ready takes it.
     """
 
     def forced(q, k, v, dropout_p=0.0, documents=None, window=None):
-        flash_impl.use(version)
+        make_ready(name)
         # without this, PyTorch 2.5 and later compute `math` in float32, whatever the dtype
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
         try:
@@ -239,7 +263,6 @@ SDPA = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
-VERSIONS = {"flash3": "FA3", "flash4": "FA4"}  # PyTorch's names for the FlashAttention of packages
 
 
 class Functions(dict):
@@ -258,20 +281,14 @@ def digest(name: str) -> str | None:
 
 
 def load(name: str) -> Callable[..., Tensor]:
-    """The function `name`, path/to/file.py:function. Raises UserError if the file fails or has no such function."""
+    """The function `name`, path/to/file.py:function. Raises what the file raises, or UserError."""
     path, _, function = name.rpartition(":")
-    if not pathlib.Path(path).is_file():
-        raise UserError(f"attention={name}: there is no file {path}")
     # torch.compile looks modules up by name
     spec = importlib.util.spec_from_file_location("own_" + re.sub(r"\W", "_", path), path)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise UserError(f"attention={name}: {path} fails: {type(error).__name__}: {first_line(error)}") from error
+    spec.loader.exec_module(module)
     if not callable(found := getattr(module, function, None)):
-        there = sorted(n for n, value in vars(module).items() if callable(value) and not n.startswith("_"))
-        raise UserError(f"attention={name}: {path} has no function {function}: it has {', '.join(there) or 'none'}")
+        raise UserError(f"attention={name}: {path} has no function {function}")
     return found
 
 
@@ -279,17 +296,9 @@ ATTENTION = Functions(
     manual=manual,
     blocked=blocked,
     **{name: only(backend) for name, backend in SDPA.items()},
-    **{name: only(SDPBackend.FLASH_ATTENTION, version=version) for name, version in VERSIONS.items()},
+    **{name: only(SDPBackend.FLASH_ATTENTION, name=name) for name in VERSIONS},
     flex=flex,
     sdpa=sdpa,
     masked=masked,
 )
 MASKED = {f"{name}, masked": only(backend, _with_mask) for name, backend in SDPA.items()}  # to measure a mask's cost
-
-
-def make_ready(name: str) -> None:
-    """Make PyTorch's flash kernel the one that `name` means, also for a model that is compiled already.
-
-    A compiled graph does not switch the kernel: flash_impl.use runs only while tracing. Raises what that raises.
-    """
-    flash_impl.use(VERSIONS.get(name))

@@ -1,6 +1,5 @@
 """Does an attention function compute attention? Its output and gradients against float64, written out in full."""
 
-import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -25,12 +24,7 @@ MOST_COMPARED = 2048  # tokens of the longest comparison that must be quick: the
 
 
 def reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dy: Tensor | None = None,
-    documents: Tensor | None = None,
-    window: int | None = None,
+    q: Tensor, k: Tensor, v: Tensor, dy: Tensor | None, documents: Tensor | None = None, window: int | None = None
 ) -> tuple[Tensor, ...]:
     """Causal attention in float64: (y,), or (y, dq, dk, dv) by the chain rule, without autograd. See functions.py."""
     q, k, v, dy = (None if x is None else _double(x) for x in (q, k, v, dy))
@@ -72,15 +66,14 @@ def compare(
 ) -> dict[str, float]:
     """Errors of `attend`, without dropout, on `inputs` (q, k, v, dy), or on those of `case`.
 
-    Returns the largest error of the output and, with a backward, of each gradient: {'y': …, 'dq': …, 'dk': …, 'dv': …}.
-    'rms' is the largest root mean square of the errors of one of these. The reference holds T² scores per head: `heads`
-    compares only so many heads of keys, the last of the last sequence, with the queries that share them.
+    Returns the largest error of each result, {'y': …, 'dq': …, 'dk': …, 'dv': …}, and as 'rms' the largest root mean
+    square of one's errors. `heads` compares only so many heads of keys, the last of the last sequence, because the
+    reference holds T² scores per head. Raises ValueError if `attend` changes its inputs, or returns another dtype.
 
-    An error is divided by the largest number in its own row: late rows average many values and are small, so the
-    largest number in all rows would hide their errors. The divisor is at least FLOOR of that number, because some rows
-    are 0 in theory (dq of the first token). 'rms' is divided by the root mean square of y, or for gradients by the
-    largest of their three, because dq and dk are 0 in theory if there is one token. NaN counts as infinite.
-    Raises ValueError if `attend` changes its inputs, or returns another dtype.
+    An error is divided by the largest number in its own row: late rows average many values and are small. The divisor
+    is at least FLOOR of the largest in all rows, because some rows are 0 in theory (dq of the first token). 'rms' is
+    divided by that of y, or for gradients by the largest of their three, because dq and dk are 0 in theory if there is
+    one token. NaN counts as infinite.
     """
     case = replace(case, dropout=0.0)
     q, k, v, dy = inputs or case.inputs()
@@ -122,8 +115,6 @@ def dropped_wrongly(attend: Attend, case: Case) -> str | None:
     y = first.run(attend, q, k, v, q)[0][:, :, 0].double()  # (B, nh, hs)
     p, kept = case.dropout, y != 0
     share, deviation = 1 - kept.double().mean().item(), (p * (1 - p) / (B * nh)) ** 0.5
-    if share == 0:
-        return "it ignores dropout_p: no weight is dropped"
     if abs(share - p) > 5 * deviation:
         return f"its dropout_p={p:g} drops {share:.3f} of the weights"
     if not torch.allclose(y[kept], torch.full_like(y[kept], 1 / (1 - p)), rtol=TOLERANCE[case.dtype]):
@@ -157,21 +148,13 @@ def checks(attend: Attend, case: Case) -> Iterator[tuple[str, dict[str, float]]]
         return replace(short, shape=(2, nh, queries, hs), keys=keys)
 
     for length in ODD_LENGTHS:
-        yield f"at {length} tokens", _compared(attend, of(length))
-    yield "on large scores", _on_large_scores(attend, of(ODD_LENGTHS[0]))
+        yield f"at {length} tokens", compare(attend, of(length))
+    large = compare(attend, of(ODD_LENGTHS[0]), of(ODD_LENGTHS[0]).inputs_of_large_scores())
+    # dq and dk are differences of numbers that are large and nearly equal there
+    yield "on large scores", {name: error for name, error in large.items() if name in ("y", "dv")}
     nkv = case.kv_heads or nh
     heads = min(nkv, 2 if T <= 4096 else 1)
     yield f"on {heads} of {nkv} heads", compare(attend, case, heads=heads)
-
-
-_compared = functools.lru_cache(compare)  # a sweep asks for the same odd lengths at each of its lengths
-
-
-@functools.lru_cache
-def _on_large_scores(attend, case):
-    found = compare(attend, case, case.inputs_of_large_scores())
-    # there dq and dk are differences of numbers that are large and nearly equal
-    return {name: error for name, error in found.items() if name in ("y", "dv")}
 
 
 def shortened(case: Case, B: int | None = None) -> Case:

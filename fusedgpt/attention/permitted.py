@@ -4,7 +4,6 @@ A named kernel runs, or the program ends with the reason; nothing falls back in 
 """
 
 import contextlib
-import inspect
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
@@ -16,18 +15,18 @@ from fusedgpt.attention.case import Attend, Case
 from fusedgpt.attention.functions import ATTENTION, rounded_by_cudnn
 from fusedgpt.attention.receipt import contradiction, observe
 from fusedgpt.attention.table import KERNELS, is_own
-from fusedgpt.errors import UserError, first_line
+from fusedgpt.errors import UserError, first_line, out_of_memory
 from fusedgpt.machine.device import autocast, dtype_name, tf32
 
 
 def require(name: str, case: Case, compiled: bool = False) -> None:
     """Raise UserError, with the reason and what would run instead, unless the kernel `name` can run `case` here.
 
-    Its results must also agree with float64, or it would silently train another model. A kernel of ours is compared on
-    one head; a user's own must pass parity.checks.
+    Its results must also agree with float64, or it would silently train another model.
     """
-    if reason := refusal(name, case, compiled=compiled) or _wrong(name, case, compiled):
-        others = [other for other in KERNELS if other != name and not refusal(other, case, compiled=compiled)]
+    compiled = compiled and (is_own(name) or name == "flex")  # the compiler traces these into the graph of the model
+    if reason := refusal(name, case) or wrong(name, case, compiled):
+        others = [other for other in KERNELS if other != name and not refusal(other, case)]
         doing = "train" if case.backward else "run"
         raise UserError(
             f"attention='{name}' cannot {doing} on {case.device.type} in {dtype_name(case.dtype)}"
@@ -36,85 +35,59 @@ def require(name: str, case: Case, compiled: bool = False) -> None:
 
 
 @tf32(allowed=False)  # TF32 would round float32 in every kernel
-def _wrong(name, case, compiled):
-    """Why the kernel `name` does not compute causal attention with `case`'s dropout, or None if it does."""
-    try:
-        for where, errors in _comparisons(name, case, compiled):
-            if not parity.passes(errors, case.dtype):
-                what = "attention within documents" if case.packed else "causal attention"
-                if case.window:
-                    what += f" in a window of {case.window}"
-                return (
-                    f"it is not {what}: {where} its errors against float64 are {errors}. A change of the function,"
-                    " such as a window, belongs to the model (Dimensions), which saves it with the weights"
-                )
-        if case.dropout:
-            return parity.dropped_wrongly(as_run(name, case), case)
-    except torch.AcceleratorError:
-        raise
-    except Exception as error:  # a user's own kernel may raise anything at a shape for which it was not written
-        reason = f"it fails in the comparison with float64: {reasons((), error)}"
-        if case.grouped:
-            reason += f" (k and v have {case.kv_heads} heads, q has {case.shape[1]})"
-        return reason
-    return None
+def wrong(name: str, case: Case, compiled: bool = False, trial: dict | None = None) -> str | None:
+    """Why the kernel `name` does not compute `case`, or `compiled` is another kernel; None if it may be taken.
 
-
-def _comparisons(name, case, compiled):
-    """(where, errors) of the comparisons with float64: one head for a kernel of ours, all checks for a user's own.
-
-    flex is compared compiled too: on an H200, training within documents with PyTorch 2.11 was wrong only compiled.
+    `trial`, if given, gets the errors of the last comparison with float64.
     """
-    attend, whole = as_run(name, case), parity.shortened(case, B=2)
-    if compiled and (is_own(name) or name == "flex"):  # the compiler traces these into the graph of the model
-        torch.compiler.reset()
-        yield "compiled", parity.compare(torch.compile(attend, dynamic=False), whole, heads=2)
-    if not is_own(name):
-        yield "on one head", parity.compare(attend, whole.of_heads(1, 1))
-        return
-    yield from parity.checks(attend, whole)
-    if case.backward:  # as evaluation calls it
-        yield "without gradients", parity.compare(ATTENTION[name], replace(whole, backward=False), heads=2)
-    if case.shape[2] > parity.MOST_COMPARED:  # a window could be longer
-        last = case.of_heads(1, 1)
-        last = replace(last, shape=(1, last.shape[1], 64, case.shape[3]), keys=case.shape[2], backward=False)
-        yield f"for the last 64 of {case.shape[2]} tokens", parity.compare(as_run(name, last), last)
+    made = None
+    if compiled:
+        torch.compiler.reset()  # PyTorch counts recompilations over all kernels together
+        made = torch.compile(as_run(name, case), dynamic=False)
+    try:
+        for where, errors in _comparisons(name, case, made):
+            if trial is not None:
+                trial["errors"] = errors
+            if not parity.passes(errors, case.dtype):
+                return f"it fails parity with float64 {where}: {errors}"
+        if made:  # the compiler may have replaced it
+            inputs = case.inputs()
+            if other := contradiction(name, observe(lambda: case.run(made, *inputs)), case):
+                return other
+        return parity.dropped_wrongly(as_run(name, case), case) if case.dropout else None
+    except Exception as error:  # a user's own kernel may raise anything at a shape for which it was not written
+        return f"it fails in the comparison with float64: {why(error)}"
 
 
-def refusal(name: str, *cases: Case, compiled: bool = False) -> str | None:
-    """Why the kernel `name` cannot run one of `cases` here, in a model that is `compiled` or not; None if it can.
+def _comparisons(name, case, made):
+    """(where, errors) of each comparison with float64 that the kernel `name` must pass; made: it, as it is compiled."""
+    sequences = 2 if case.device.type == "cpu" else None
+    attend, most = as_run(name, case), parity.shortened(case, sequences)
+    yield from parity.checks(attend, most)
+    if is_own(name) and case.backward:  # as evaluation calls it
+        yield "without gradients", parity.compare(ATTENTION[name], replace(most, backward=False), heads=2)
+    if made:  # only at the compiled shape: every other shape would take seconds to compile
+        yield "compiled", parity.compare(made, parity.shortened(case), heads=2)
+
+
+def refusal(name: str, *cases: Case) -> str | None:
+    """Why the kernel `name` cannot run one of `cases` here; None if it can.
 
     The kernel is run once on each, on one head of one sequence, under the profiler. If deterministic algorithms are
     required, it runs twice and the gradients must agree to the bit.
     """
-    found = (_known(name, case, compiled) or _tried(name, case.of_heads(1, 1)) for case in cases)
+    found = (_known(name, case) or _tried(name, case.of_heads(1, 1)) for case in cases)
     return next(filter(None, found), None)
 
 
-def _known(name, case, compiled):
+def _known(name, case):
     """Why a kernel cannot run a case, as far as it is known without a trial."""
-    if is_own(name):
-        if case.packed and not _takes(name, "documents"):
-            return "it must take an argument `documents` for mask=document: the document of each key, (B, Tk)"
-        if case.window and not _takes(name, "window"):
-            return "it must take an argument `window` for a model with a window: the number of keys that a query sees"
-    if name == "flex" and case.device.type == "cpu":
-        if case.packed:  # 2.13
-            return "on a CPU PyTorch cannot compile FlexAttention within documents for lengths that vary"
-        if case.backward:
-            return "PyTorch has no backward of FlexAttention on a CPU"
-        if compiled:
-            return "FlexAttention cannot run inside a compiled model on a CPU"
-        if case.shape[-1] in (8, 16) and torch.backends.cpu.get_cpu_capability() == "AVX2":  # 8, 24, 40, … keys; 2.13
-            return "PyTorch computes it wrongly for heads of 8 and 16 on a CPU with AVX2 only"
     if name == "flex" and case.dropout > 0:
         return "FlexAttention has no dropout"
     if name == "cudnn" and rounded_by_cudnn(case.dropout):
         return f"cuDNN may round dropout {case.dropout:g} to sixteenths"
     if name in KERNELS and KERNELS[name].gpu_only and case.device.type == "cpu":
         return "PyTorch has it on GPUs only"
-    if name in ("flash", "flash3", "flash4") and case.window and case.device.type == "cuda":
-        return "SDPA has no argument for a window, and on a GPU its flash kernel takes no mask that could stand for it"
     return None
 
 
@@ -132,25 +105,11 @@ def _tried(name, case):
             receipt = observe(step)
             if torch.are_deterministic_algorithms_enabled():
                 step()
-        except torch.AcceleratorError:  # the GPU itself has crashed, so nothing else would run on it
-            raise
         except Exception as error:  # a kernel, its compiler and its package each raise types of their own
-            reason = reasons(caught, error)
-            if isinstance(error, ImportError) and name in KERNELS:
-                reason = f"the package {KERNELS[name].package} cannot be imported: {reason}"
-            if case.grouped and "to have the same num_heads" in reason:  # `efficient` in PyTorch 2.13
-                reason = f"SDPA's {name} kernel takes no heads of queries that share keys and values (n_kv_head)"
-            if case.backward and not _tried(name, replace(case, backward=False)):
-                return f"it runs forward, but not backward: {reason}"
-            return reason
+            return why(error, caught)
     if len(results) == 2 and not all(torch.equal(a, b) for a, b in zip(*results)):
         return "it is not deterministic: two runs gave different gradients"
     return contradiction(name, receipt, case)
-
-
-def _takes(name, mask):
-    parameters = inspect.signature(ATTENTION[name]).parameters
-    return mask in parameters or any(each.kind == each.VAR_KEYWORD for each in parameters.values())
 
 
 def as_run(name: str, case: Case) -> Attend:
@@ -161,6 +120,13 @@ def as_run(name: str, case: Case) -> Attend:
             return ATTENTION[name](*inputs, **masks)
 
     return attend
+
+
+def why(error: Exception, caught: Iterable[warnings.WarningMessage] = ()) -> str:
+    """As `reasons`, but raises the error again if the GPU itself has crashed: nothing else would run on it."""
+    if isinstance(error, torch.AcceleratorError):
+        raise error
+    return "out of memory at this shape" if out_of_memory(error) else reasons(caught, error)
 
 
 def reasons(caught: Iterable[warnings.WarningMessage], error: Exception) -> str:

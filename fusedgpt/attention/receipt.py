@@ -19,12 +19,11 @@ ALIGNMENT = 8  # Inductor pads the columns of a product to a multiple of this, o
 def observe(step: Callable[[], object], trace: pathlib.Path | None = None, ids: int | None = None) -> dict[str, list]:
     """Run `step` (a forward, with or without its backward) under the profiler and name what computed attention.
 
-    Returns {'forward': [...], 'backward': [...], 'ops': [...]}. Names are those of ATTENTION. 'unfused' means that no
-    attention kernel was seen, only matrix products and a softmax: `manual` does that, and so does a compiled `math`.
-    'ops' are all operators and device kernels with attention in their names, as the profiler spells them. The whole
-    profile is written to the file `trace`, if given, for ui.perfetto.dev, and its table is printed. With `ids`, the
-    columns of a model's logits, there is also 'logits': [columns, stride of a row] of the logits in its matrix
-    products, which a compiler may pad.
+    Returns {'forward': [...], 'backward': [...], 'ops': [...]}: names of ATTENTION, or 'unfused' if only matrix
+    products and a softmax were seen, as in `manual` and in a compiled `math`; and what the profiler calls attention.
+    The whole profile is written to the file `trace`, if given, for ui.perfetto.dev, and its table is printed. With
+    `ids`, the columns of a model's logits, there is also 'logits': [columns, stride of a row] of the logits in its
+    matrix products, which a compiler may pad.
 
     'flash3' shows as an operator of its package, flash_attn_3::…, and 'flash4' as a device kernel named after its
     module, …flash_attncute…. Both are called by PyTorch's flash operator, which by itself means 'flash', version 2.
@@ -67,10 +66,8 @@ def contradiction(name: str, receipt: dict[str, list], case: Case) -> str | None
     """Why `receipt` shows a kernel other than the one called `name`, in one phrase; None if it agrees."""
     if name not in KERNELS or not KERNELS[name].seen:  # PyTorch picked it, or it is a user's own
         return None
-    # on a CPU, flex's C++ kernels have no name that the profiler sees
-    seen = _UNFUSED if name == "flex" and case.device.type == "cpu" else KERNELS[name].seen
     for direction in ("forward", "backward") if case.backward else ("forward",):
-        if receipt[direction] not in [[each] for each in seen]:
+        if receipt[direction] not in [[each] for each in KERNELS[name].seen]:
             ran = " and ".join(receipt[direction])
             return f"attention='{name}' was asked for, but the profiler saw {ran} in the {direction} pass"
     return None

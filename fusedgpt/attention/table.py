@@ -32,7 +32,7 @@ KERNELS = {
     "cudnn": Kernel(("cudnn",), "cudnn", "#009e73", "v", gpu_only=True),
     "flash3": Kernel(("flash3",), "flash_attn_3::", "#332288", "<", gpu_only=True, package="flash-attn-3"),
     "flash4": Kernel(("flash4",), "flash_attncute", "#8c564b", ">", gpu_only=True, package="flash-attn-4"),
-    "flex": Kernel(("flex",), "flex", "#d55e00", "P"),
+    "flex": Kernel(("flex",), "flex", "#d55e00", "P", gpu_only=True),  # on a CPU it has no backward
     "sdpa": Kernel((), "", "0.5", "x", takes_mask=True),
     "masked": Kernel((), "", "#cc79a7", "X", takes_mask=True),
 }

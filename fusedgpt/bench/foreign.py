@@ -207,7 +207,7 @@ class OurGPT:
     def case(self, idx: Tensor) -> Case:
         """The attention of the first layer for a prompt like `idx` (1, T)."""
         config = dataclasses.replace(self.model.config, block_size=idx.size(1))
-        return Case.of_model(config, 1, idx.device, self.dtype, backward=False)
+        return Case.of_layers(config, 1, idx.device, self.dtype, backward=False)[0]
 
 
 _loaded = {}  # at most one model, with ours beside it: two at full size may not fit

@@ -78,7 +78,7 @@ class _Step:
         """The receipt of a step. Raises ParityError if the first loss is not ours, UserError for another kernel."""
         first = self._forward_backward().item()  # compiles
         self.errors["first step"] = _same(first, self.want, ALLOWED[self.dtype], f"in {dtype_name(self.dtype)}")
-        case = Case.of_model(_config(self.s, self.contender.ids), self.s.batch_size, self.device, self.dtype)
+        case, *_ = Case.of_layers(_config(self.s, self.contender.ids), self.s.batch_size, self.device, self.dtype)
         receipt = observe(self._forward_backward)
         if reason := contradiction("sdpa", receipt, case):
             raise UserError(reason)

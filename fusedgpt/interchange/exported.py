@@ -14,7 +14,7 @@ CARD = "README.md"
 OURS = re.compile(r"^tags: \[[a-z0-9]+, fusedgpt\]$", re.MULTILINE)  # in the card of every export
 WRITTEN = (CARD, "config.json", "generation_config.json", "model*.safetensors*")
 WRITTEN += ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "meta.json")
-WRITTEN += ("model.gguf", "Modelfile", "ckpt.pt", "meta.pkl")
+WRITTEN += ("ckpt.pt", "meta.pkl")
 
 
 def tags(family: str) -> str:
@@ -44,12 +44,11 @@ def replacing(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     for left in (new, old):  # by a call that was killed
         shutil.rmtree(left, ignore_errors=True)
     new.mkdir(parents=True)
-    try:
+    with contextlib.ExitStack() as after:
+        after.callback(shutil.rmtree, new, ignore_errors=True)  # if the export fails
         yield new
         require_ours(folder)
         if folder.exists():
             os.replace(folder, old)
         os.replace(new, folder)
         shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)

@@ -6,7 +6,6 @@ GPT-2, Llama, Mistral, Qwen2, Qwen3 and Phi, as transformers has them; docs/mode
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,15 +20,13 @@ WRITTEN = (*dimensions.FAMILIES, "document_start")  # fields beyond GPT-2's that
 BIASES = ("bias", "attention_bias", "mlp_bias", "output_bias")
 REFUSED = {"auto_map": "code of its own, which is never run here"}
 REFUSED |= {"quantization_config": "quantized weights: name the model that they were made of"}
-# transformers 4's keys, which 5 reads as rope_parameters and dtype
-OLDER_KEYS = ("rope_theta", "rope_scaling", "partial_rotary_factor", "original_max_position_embeddings", "torch_dtype")
 
 
-def read(content: Any, say: Callable[[str], None] = lambda line: None) -> tuple[str, GPTConfig]:
+def read(content: Any) -> tuple[str, GPTConfig]:
     """The family and the config of a model with this config.json, as transformers reads it.
 
-    say: prints a line on the keys that transformers does not know either, and that are ignored. Raises UserError if the
-    family is unknown, or if the model has something that a GPT does not have.
+    Keys that transformers does not know either are ignored. Raises UserError if the family is unknown, or if the model
+    has something that a GPT does not have.
     """
     name = content.get("model_type", "gpt2")
     if name not in FAMILIES:
@@ -46,9 +43,6 @@ def read(content: Any, say: Callable[[str], None] = lambda line: None) -> tuple[
     for key in FOREIGN & content.keys() - config.taken:
         if content[key]:
             raise UserError(f"its config.json has {key}={shown(content[key])}, which is not computed here")
-    known = {*config.taken, *kind().to_dict(), *kind.attribute_map, *OLDER_KEYS}
-    if unknown := sorted(content.keys() - known):
-        say(f"its config.json has {', '.join(unknown)}, which transformers' {family.title} does not read: ignored")
     same = {"n_kv_head": found.n_head, "head_size": found.n_embd / found.n_head, "n_inner": 4 * found.n_embd}
     usual = {field: None for field, value in same.items() if getattr(found, field) == value}
     return name, dataclasses.replace(found, **usual)

@@ -40,10 +40,7 @@ def characters(meta: dict) -> dict[str, Any] | None:
     if ours.kind == "gpt2":
         return None
     if ours.kind != "char":
-        raise UserError(
-            f"nanoGPT's sample.py knows GPT-2's BPE and characters, not the tokenizer {ours.kind!r} of the data: name"
-            " --format=hf, or prepare the data with --tokenizer=gpt2 or char"
-        )
+        raise UserError(f"nanoGPT has GPT-2's BPE and characters, not the tokenizer {ours.kind}: name --format=hf")
     itos = {id: c for id, c in enumerate(ours.itos) if c is not None}
     stoi = {c: id for id, c in itos.items() if len(c) == 1}
     if ours.end_of_text is not None:

@@ -8,7 +8,6 @@ import math
 import os
 import pathlib
 import textwrap
-import zipfile
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -34,7 +33,7 @@ class Stored(NamedTuple):
 
 
 def load(
-    model_type: str | os.PathLike, changes: dict[str, Any], say: Callable[[str], None] = print
+    model_type: str | os.PathLike, changes: dict[str, Any]
 ) -> tuple[GPTConfig, list[tuple[str, slice, Callable[[], Tensor]]]]:
     """A model by its hub id or from a local folder: its config with `changes`, and its weights, not read yet.
 
@@ -48,7 +47,7 @@ def load(
             " decide that (model.crop_block_size shortens block_size)"
         )
     with _refused(model_type):
-        name, config = families.read(_json(_file(model_type, "config.json")), say)
+        name, config = families.read(_json(_file(model_type, "config.json")))
         stored = _stored(model_type)
         held = sum(math.prod(each.shape) for each in stored.values())
         if held < config.num_params:  # before anything of the size that the config asks for is built
@@ -157,22 +156,13 @@ def _shards(index, name):
 def _of_safetensors(file):
     from safetensors import safe_open
 
-    with safe_open(file, "pt") as opened:
-        shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118 (no dict)
-    return {name: Stored(shape, functools.partial(_one_tensor, file, name)) for name, shape in shapes.items()}
-
-
-def _one_tensor(file, name):
-    """A tensor of a safetensors file. The file is opened for it alone, so that no other stays mapped into memory."""
-    from safetensors import safe_open
-
-    with safe_open(file, "pt") as opened:
-        return opened.get_tensor(name)
+    opened = safe_open(file, "pt")
+    shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118 (no dict)
+    return {name: Stored(shape, functools.partial(opened.get_tensor, name)) for name, shape in shapes.items()}
 
 
 def _of_pickle(file):
-    # files of before PyTorch 1.6 are no zip archives, and cannot be mapped into memory
-    opened = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    opened = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     return {str(name): Stored(tuple(each.shape), functools.partial(opened.get, name)) for name, each in opened.items()}
 
 
@@ -190,10 +180,8 @@ def _matched(stored, wanted):
         if not torch.equal(found.setdefault(embedding, found[TIED]).read(), found[TIED].read()):
             raise ValueError(f"its weights have {TIED} and another {embedding}, but its tie_word_embeddings ties them")
         del found[TIED]
-    lacking, foreign = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
-    if lacking or foreign:
-        what = f"lack {lacking[0]}" if lacking else f"have {foreign[0]} too"
-        raise ValueError(f"its weights are not those of its config: they {what}")
+    if other := sorted(wanted.keys() ^ found.keys()):
+        raise ValueError(f"its weights are not those of its config: {other[0]} is in only one of the two")
     for name, place in wanted.items():
         if found[name].shape != place.shape:
             shapes = f"{name} is {found[name].shape}, and not {place.shape}"

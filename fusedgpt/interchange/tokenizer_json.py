@@ -29,8 +29,8 @@ ONE_CHARACTER = r"[\s\S]"  # a dot does not match line ends
 def tokenizer(meta: dict, max_length: int) -> Any:
     """The tokenizer that `meta` describes, as a PreTrainedTokenizerFast for contexts of `max_length` tokens.
 
-    It gives the ids of Tokenizer.encode. The only special token is the end of a text. A character that a `char`
-    tokenizer does not know is an error in transformers too. Raises UserError if the tokenizer cannot be loaded.
+    It gives the ids of Tokenizer.encode, except for special tokens of a tokenizer.json in a text. A character that a
+    `char` tokenizer does not know is an error in transformers too. Raises UserError if the tokenizer cannot be loaded.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -113,22 +113,11 @@ def _of_characters(ours):
 
 
 def _of_json(ours):
-    """The tokenizer.json without what Tokenizer.encode leaves out: truncation, padding, and ids added around a text.
-
-    Special tokens that do not end a text keep their ids, but get names that no text can have.
-    """
+    """The tokenizer.json without what Tokenizer.encode leaves out: truncation, padding, and ids added around a text."""
     import tokenizers
 
     ours.encode_text("")  # raises UserError if it is damaged
     content = ours.meta["tokenizer_json"] | dict.fromkeys(("truncation", "padding", "post_processor"))
-    added, model = content.get("added_tokens") or [], content["model"]
-    if isinstance(model["vocab"], dict):
-        kept = [each for each in added if not each["special"] or each["id"] == ours.end_of_text]
-        names = {
-            each["id"]: each["content"] if each in kept else byte_level_name(each["content"].encode()) for each in added
-        }
-        others = {name: id for name, id in model["vocab"].items() if id not in names}
-        content |= {"added_tokens": kept, "model": model | {"vocab": others | {names[id]: id for id in names}}}
     return tokenizers.Tokenizer.from_str(json.dumps(content))
 
 

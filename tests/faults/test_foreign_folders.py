@@ -93,14 +93,14 @@ REFUSED = {
     # missing weights were drawn at random
     "another name": (
         lambda f: reweigh(f, lambda w: {n: w[n] for n in w if n != ONE} | {"x": w[ONE]}),
-        f"they lack {ONE}",
+        f"{ONE} is in only one of the two",
     ),
     # the other weights were left out, for a model of one of two layers
-    "fewer layers": (lambda f: change(f, n_layer=1), "they have transformer.h.1.attn.c_attn.bias too"),
-    "an extra": (lambda f: reweigh(f, lambda w: w | {"lora": torch.ones(9)}), "they have lora too"),
+    "fewer layers": (lambda f: change(f, n_layer=1), "transformer.h.1.attn.c_attn.bias is in only one of the two"),
+    "an extra": (lambda f: reweigh(f, lambda w: w | {"lora": torch.ones(9)}), "lora is in only one of the two"),
     "int8": (lambda f: reweigh(f, lambda w: {n: w[n].char() for n in w}), "not finite floating-point numbers"),
     "NaN": (lambda f: reweigh(f, lambda w: w | {ONE: w[ONE].log()}), f"not finite floating-point numbers: {ONE}"),
-    "a pickle": (lambda f: replace(f, pickle.dumps(["x" * 10**5, Evil()])), "Weights only load failed"),
+    "a pickle": (lambda f: replace(f, pickle.dumps(["x" * 10**5, Evil()])), "mmap can only be used with files"),
     "torch's pickle": (lambda f: torch.save(["x" * 10**5, Evil()], pickled(f)), "Weights only load failed"),
     "outside": (elsewhere, "names '../outside.safetensors', which is not beside it"),
 }

@@ -12,7 +12,6 @@ from tests.launch import ROOT, process, script
 
 
 def test_every_script_has_a_command():
-    # convert.py and harness.py are easily forgotten
     scripts = {path.stem for path in ROOT.glob("*.py") if '__name__ == "__main__"' in path.read_text(encoding="utf-8")}
     assert set(command.COMMANDS) == scripts
     for name in command.COMMANDS:

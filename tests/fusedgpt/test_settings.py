@@ -8,7 +8,7 @@ from fusedgpt.errors import UserError
 from fusedgpt.settings import Settings, require_learning, validate
 from tests.launch import process
 
-SCRIPTS = ["train.py", "sample.py", "export.py", "plot.py", "bench.py", "harness.py", "data/text/prepare.py"]
+SCRIPTS = ["train.py", "sample.py", "export.py", "plot.py", "bench.py", "data/text/prepare.py"]
 
 # one process for all, because the imports that they need take most of the time
 HELP = """

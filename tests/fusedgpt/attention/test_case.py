@@ -31,7 +31,7 @@ def test_layers_with_and_without_a_window_are_two_cases(of, changes, windows):
 
 
 def test_a_query_after_a_cache_sees_no_more_than_the_window_keeps():
-    case = Case.of_model(GPTConfig(**LLAMA), 3, CPU, torch.float32, backward=False).one_query()
+    case = Case.of_layers(GPTConfig(**LLAMA), 3, CPU, torch.float32, backward=False)[0].one_query()
     assert (case.shape, case.keys, case.window) == ((3, 6, 1, 40), 16, None)
     q, k, v, dy = case.inputs()
     assert (q.shape, k.shape, v.shape, dy.shape) == ((3, 6, 1, 40), (3, 2, 16, 40), (3, 2, 16, 40), (3, 6, 1, 40))
@@ -39,9 +39,9 @@ def test_a_query_after_a_cache_sees_no_more_than_the_window_keeps():
 
 def test_fewer_heads_share_keys_as_all_do():
     few = Case((3, 12, 64, 40), CPU, torch.float32, kv_heads=4).of_heads(2, 1)
-    assert (few.shape, few.kv_heads, few.grouped) == ((2, 3, 64, 40), 1, True)
+    assert (few.shape, few.kv_heads) == ((2, 3, 64, 40), 1)
     alone = Case((3, 12, 64, 40), CPU, torch.float32).of_heads(2, 1)
-    assert (alone.shape, alone.grouped) == ((2, 1, 64, 40), False)
+    assert (alone.shape, alone.kv_heads) == ((2, 1, 64, 40), 1)
 
 
 def test_gradients_are_those_of_dy():

@@ -36,22 +36,16 @@ def whole(q, k, v, dropout_p=0.0):
 def window(q, k, v, dropout_p=0.0):
     return _weights(q, k, _hidden(q, k, 1) | ~_hidden(q, k, 1 - LAST)) @ v
 
-def narrow(q, k, v, dropout_p=0.0):
-    return whole(q, k, v)[..., :1]
-
 def cheat(q, k, v, dropout_p=0.0):
     return whole(q, k, v) if q.requires_grad else _weights(q, k, _hidden(q, k, 2)) @ v
 
 def double(q, k, v, dropout_p=0.0):
     return whole(q.double(), k.double(), v.double())
 
-def dropped(q, k, v, dropout_p=0.0, rate=1.0, scale=True):
-    p = dropout_p and min(0.9, rate * dropout_p)
+def dropped(q, k, v, dropout_p=0.0, scale=True):
+    p = dropout_p
     kept = torch.rand(*q.shape[:-1], k.size(-2)) >= p
     return (_weights(q, k, _hidden(q, k, 1)) * kept / (1 - p if scale else 1)) @ v
-
-def more(q, k, v, dropout_p=0.0):
-    return dropped(q, k, v, dropout_p, rate=1.25)
 
 def unscaled(q, k, v, dropout_p=0.0):
     return dropped(q, k, v, dropout_p, scale=False)
@@ -90,34 +84,20 @@ def test_a_run_remembers_the_full_path_of_its_file(file, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("missing.py:f", "there is no file missing.py"),
-        ("{file}:absent", r"has no function absent: it has cheat, double, dropped, even, .*, whole, window"),
-        # these trained: the first evaluated better
-        ("{file}:cheat", "it is not causal attention: without gradients its errors"),
+        ("missing.py:f", r"No such file or directory: '.*missing.py'"),
+        ("{file}:absent", "has no function absent"),
+        # these trained: the first was sampled with full attention, the second evaluated better
+        ("{file}:window", "it fails parity with float64 at 127 tokens"),
+        ("{file}:cheat", "it fails parity with float64 without gradients"),
         ("{file}:double", "it returns torch.float64 for q, k and v in torch.float32"),
-        ("{leaver}:f", "fails: SystemExit: 0"),
-        ("{broken}:f", "fails: ZeroDivisionError: division by zero"),
-        ("{file}:narrow", "cannot train on cpu"),
         ("{file}:even", "it fails in the comparison with float64: odd"),
         ("flsh", "is unknown: it can be manual, .*, or path/to/file.py:function"),
     ],
 )
-def test_a_mistake_is_named(tmp_path, file, name, why):
-    broken = tmp_path / "broken.py"
-    broken.write_text("1 / 0")
-    leaver = tmp_path / "leaver.py"
-    leaver.write_text("exit(0)")
+def test_a_mistake_is_named(file, name, why):
     with pytest.raises(UserError, match=why) as refusal:
-        permitted.require(name.format(file=file, broken=broken, leaver=leaver), Case((1, 2, 16, 8), CPU, torch.float32))
+        permitted.require(name.format(file=file), Case((1, 2, 16, 8), CPU, torch.float32))
     assert "even or auto" not in str(refusal.value)  # it recommended the kernel that it refused
-
-
-def test_what_is_no_causal_attention_or_ignores_dropout_does_not_train(tmp_path, data, file):
-    # a window used to train, and then to be sampled and evaluated with full attention
-    with pytest.raises(UserError, match=r"window.*not causal attention.*belongs to the model"):
-        run(tmp_path / "run", data, attention=f"{file}:window")
-    with pytest.raises(UserError, match="it ignores dropout_p"):
-        run(tmp_path / "run", data, attention=f"{file}:whole", dropout=0.1)
 
 
 @pytest.mark.parametrize("p", [0.1, 0.2, 0.5])
@@ -127,11 +107,9 @@ def test_its_dropout_is_looked_at_at_the_rate_of_the_run(file, p):
     permitted.require(f"{file}:dropped", case)
     for name in ("manual", "math", "sdpa"):
         permitted.require(name, case)
-    with pytest.raises(UserError, match=rf"its dropout_p={p} drops 0\.\d+ of the weights"):
-        permitted.require(f"{file}:more", case)
     with pytest.raises(UserError, match=rf"with dropout_p={p} it does not divide what is left by {1 - p:g}"):
         permitted.require(f"{file}:unscaled", case)
-    with pytest.raises(UserError, match="it ignores dropout_p"):
+    with pytest.raises(UserError, match=rf"its dropout_p={p} drops 0.000 of the weights"):
         permitted.require(f"{file}:whole", case)
 
 
@@ -183,4 +161,4 @@ def test_it_samples_too(small_run, file):
         script("sample.py", *drawn, "--start=!", f"--attention={name}").stdout for name in (f"{file}:whole", "sdpa")
     }
     assert len(texts) == 1
-    assert "it is not causal attention" in fails("sample.py", *drawn, "--start=!", f"--attention={file}:window")
+    assert "it fails parity" in fails("sample.py", *drawn, "--start=!", f"--attention={file}:window")

@@ -37,8 +37,8 @@ def in_parts(folder):
     (folder / WEIGHTS).unlink()
 
 
-def pickled(folder, **how):
-    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin", **how)
+def pickled(folder):
+    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
     (folder / WEIGHTS).unlink()
 
 
@@ -49,7 +49,6 @@ def rewritten(folder, function):
 FORMS = {
     "in parts": in_parts,
     "a pickle": pickled,
-    "a pickle of before PyTorch 1.6": lambda f: pickled(f, _use_new_zipfile_serialization=False),
     "float64": lambda f: rewritten(f, lambda w: {n: w[n].double() for n in w}),
     "frequencies": lambda f: rewritten(f, lambda w: w | {"model.layers.0.self_attn.rotary_emb.inv_freq": w[Q] + 0}),
 }
@@ -142,14 +141,14 @@ def test_files_that_cannot_be_reached_are_not_said_to_be_absent(cached, llama):
 
 def test_weights_are_read_one_at_a_time(llama, monkeypatch):
     # all weights of the file were in memory at once
-    alive, one_tensor = weakref.WeakSet(), pretrained._one_tensor
+    alive, read = weakref.WeakSet(), pretrained._read
 
-    def watched(file, name):
+    def watched(*args):
         assert not alive
-        alive.add(tensor := one_tensor(file, name))
+        alive.add(tensor := read(*args))
         return tensor
 
-    monkeypatch.setattr(pretrained, "_one_tensor", watched)
+    monkeypatch.setattr(pretrained, "_read", watched)
     GPT.from_pretrained(llama)
 
 

@@ -114,33 +114,6 @@ def test_what_surrounds_a_text_is_left_out(tmp_path):
     assert loaded(meta, tmp_path)(TEXT).input_ids == Tokenizer(meta).encode_text(TEXT).tolist()
 
 
-def test_special_tokens_of_a_tokenizer_json_are_text_but_for_the_end(tmp_path):
-    # as in Qwen's: <|im_start|> was an id here, and text to a prompt. Their ids follow those of the vocabulary
-    from tokenizers import AddedToken
-    from tokenizers import Tokenizer as Theirs
-
-    content = json.loads(json.dumps(meta_of("json")["tokenizer_json"]))
-    vocab = content["model"]["vocab"]
-    end = len(vocab) - 1
-    content["model"]["vocab"] = {token: id - 1 for token, id in vocab.items() if id}  # without the end, which is 0
-    changed = Theirs.from_str(json.dumps(content | {"added_tokens": []}))
-    changed.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|fin｜>", "<|im_end|>"])
-    changed.add_tokens([AddedToken("<tool>", normalized=False)])  # an id in both
-    content = json.loads(changed.to_str())
-    size = changed.get_vocab_size()
-    meta = {"tokenizer": "json", "vocab_size": size, "tokenizer_json": content, "end_of_text": end}
-    ours, theirs = Tokenizer(meta), loaded(meta, tmp_path)
-    for text in ("<|im_start|>def<|im_end|>", "<tool>x<|endoftext|><|fin｜>", TEXT):
-        ids = theirs(text).input_ids
-        assert ids == ours.encode(text) and theirs.decode(ids) == text
-    assert [theirs.decode([id]) for id in range(size)] == [
-        ours.decode([id]).decode(errors="replace") for id in range(size)
-    ]
-    assert (theirs.eos_token, theirs.eos_token_id, len(theirs)) == ("<|endoftext|>", end, size)
-    again = json.loads(theirs.backend_tokenizer.to_str())  # data can be prepared with what is written
-    assert Tokenizer(meta | {"tokenizer_json": again}).tokens == ours.tokens
-
-
 def test_a_tokenizer_json_from_outside_becomes_a_meta(tmp_path):
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -294,9 +267,3 @@ def test_the_two_files_of_an_older_gpt2_are_read(tmp_path):
     assert meta["end_of_text"] == 0 and theirs.eos_token == "<|endoftext|>"
     (tmp_path / "merges.txt").unlink()
     assert tokenizer_json.own(str(tmp_path)) == (None, None)
-
-
-def test_ids_of_a_model_beyond_those_of_its_tokenizer_have_no_text():
-    # Qwen's embedding has more rows than its tokenizer has ids: an IndexError, if one was drawn
-    one = Tokenizer(meta_of("json"))
-    assert one.decode([one.vocab_size + 5, *one.encode_text("a")]).decode() == "\N{REPLACEMENT CHARACTER}a"

@@ -1,4 +1,4 @@
-"""Checkpoints in shards: read whole, damaged, hostile, converted, kept and removed."""
+"""Checkpoints in shards: read whole, damaged, hostile, kept and removed."""
 
 import io
 import os
@@ -9,37 +9,41 @@ import shutil
 import pytest
 import torch
 
-import convert
 from fusedgpt.errors import UserError
 from fusedgpt.parallel import shard_files
 from fusedgpt.runs import checkpoint, run_folder
 from tests.conftest import assert_same_bytes, rows, run, tensors
-from tests.launch import fails, script
+from tests.launch import script
+
+
+def into_shards(path):
+    """Move the tensors of the checkpoint `path` into a folder of shards."""
+    saved, tensors = shard_files.split(checkpoint.load(path))
+    folder = shard_files.free_name(path.parent, saved["iter_num"])
+    saved["shards"] = {"folder": folder, "files": shard_files.write(path.parent / folder, tensors)}
+    checkpoint.save(path, saved)
 
 
 @pytest.fixture
 def folder(small_run, tmp_path):
     """A finished run in shards: ckpt.pt of iteration 10, which is best.pt too, and ckpt-5.pt."""
-    shutil.copytree(small_run, tmp_path / "run")
-    os.replace(tmp_path / "run" / "ckpt.pt", tmp_path / "run" / "best.pt")  # a copy has lost the second name
-    os.link(tmp_path / "run" / "best.pt", tmp_path / "run" / "ckpt.pt")
-    convert.main(tmp_path / "run", "shards")
-    return tmp_path / "run"
+    folder = shutil.copytree(small_run, tmp_path / "run")
+    into_shards(folder / "ckpt-5.pt")
+    into_shards(folder / "best.pt")
+    os.remove(folder / "ckpt.pt")  # a copy has lost the second name
+    os.link(folder / "best.pt", folder / "ckpt.pt")
+    return folder
 
 
-def test_there_and_back_is_the_same(folder, small_run):
+def test_shards_are_read_as_the_file_was(folder, small_run):
     assert not torch.load(folder / "ckpt.pt", weights_only=True)["model"]  # the tensors are elsewhere
     assert sorted(path.name for path in folder.glob("shards-*")) == ["shards-10", "shards-5"]
-    assert (folder / "ckpt.pt").samefile(folder / "best.pt")
-    for form in ("shards", "file"):
-        convert.main(folder, form)
-        for name in ("ckpt.pt", "ckpt-5.pt", "best.pt"):
-            saved, before = checkpoint.load(folder / name), checkpoint.load(small_run / name)
-            assert_same_bytes(tensors(saved), tensors(before))
-            same = before.keys() - {"model", "optimizer"}
-            assert {key: saved[key] for key in same} == {key: before[key] for key in same}
-            assert saved["optimizer"]["param_groups"] == before["optimizer"]["param_groups"]
-    assert not list(folder.glob("shards-*"))
+    for name in ("ckpt.pt", "ckpt-5.pt", "best.pt"):
+        saved, before = checkpoint.load(folder / name), checkpoint.load(small_run / name)
+        assert_same_bytes(tensors(saved), tensors(before))
+        same = before.keys() - {"model", "optimizer"}
+        assert {key: saved[key] for key in same} == {key: before[key] for key in same}
+        assert saved["optimizer"]["param_groups"] == before["optimizer"]["param_groups"]
 
 
 def test_an_output_layer_of_its_own_goes_there_and_back(tmp_path, finished):
@@ -47,9 +51,8 @@ def test_an_output_layer_of_its_own_goes_there_and_back(tmp_path, finished):
     before = tensors(checkpoint.load(finished("llama") / "ckpt.pt"))
     assert not torch.equal(before["lm_head.weight"], before["transformer.wte.weight"])
     run = shutil.copytree(finished("llama"), tmp_path / "run")
-    for form in ("shards", "file"):
-        convert.main(run, form)
-        assert_same_bytes(tensors(checkpoint.load(run / "ckpt.pt")), before)
+    into_shards(run / "ckpt.pt")
+    assert_same_bytes(tensors(checkpoint.load(run / "ckpt.pt")), before)
 
 
 def test_what_reads_a_run_reads_shards(folder, small_run, exported, tmp_path, data):
@@ -128,28 +131,6 @@ def test_shards_that_do_not_fit_the_model_are_refused(folder):
     for name in ("transformer.wte.weight", "nothing"):
         with pytest.raises(UserError, match=r"cannot read .*: it is damaged, belongs to another model"):
             shard_files.read(folder / "shards-10", {f"model/{name}": torch.zeros(3, 3)})
-
-
-def test_bad_conversions_are_one_sentence(tmp_path):
-    assert "it can be file or shards" in fails("convert.py", tmp_path, "zip")
-    assert "name a run and a form" in fails("convert.py", tmp_path)
-    assert "has no checkpoint" in fails("convert.py", tmp_path, "file")
-
-
-@pytest.mark.parametrize(("module", "call"), [(checkpoint, "load"), (shard_files, "write")])
-def test_a_conversion_stops_if_its_folder_is_moved(small_run, tmp_path, monkeypatch, module, call):
-    # it made the folder anew, with one checkpoint of several
-    folder, done = shutil.copytree(small_run, tmp_path / "run"), getattr(module, call)
-
-    def moved(*args, **kwargs):
-        found = done(*args, **kwargs)
-        folder.rename(tmp_path / "moved")
-        return found
-
-    monkeypatch.setattr(module, call, moved)
-    with pytest.raises(UserError, match=r"run was moved to .*moved while this process used it"):
-        convert.main(folder, "shards")
-    assert os.listdir(tmp_path) == ["moved"]
 
 
 def test_shards_that_python_3_13_wrote_are_read_by_any():
