@@ -1,19 +1,15 @@
-"""Kill runs at any instant, and conversions before their changes to files. Nothing is lost."""
+"""Kill runs at any instant. Nothing is lost."""
 
-import functools
 import itertools
 import os
-import shutil
 import time
 
 import pytest
 import torch
 
-import convert
 from fusedgpt.runs import checkpoint
 from tests.conftest import assert_same_bytes, rows, small, tensors
 from tests.faults.processes import finish, rng, start
-from tests.kill_points import killed_before
 
 TIMES = ("ms", "tokens_per_s", "mfu", "peak_memory")  # metrics that differ between equal runs
 # a checkpoint is being written most of the time
@@ -96,31 +92,3 @@ def is_writing(out_dir):
     temporary = [out_dir / name for name in (".ckpt.pt.tmp", ".link.tmp", ".metrics.jsonl.tmp")]
     unfinished = [folder for folder in out_dir.glob("shards-*") if not (folder / ".metadata").exists()]
     return bool(unfinished) or any(os.path.exists(path) for path in temporary)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", convert.FORMS)
-def test_a_conversion_that_is_killed_can_be_repeated(form, small_run, tmp_path, tell):
-    source, names = tmp_path / "source", ("ckpt.pt", "best.pt", "ckpt-5.pt")
-    shutil.copytree(small_run, source)
-    if form == "file":
-        convert.main(source, "shards")
-    wanted = {name: checkpoint.load(source / name)["model"] for name in names}
-    for number in itertools.count(step=4):
-        folder = tmp_path / str(number)
-        shutil.copytree(source, folder)
-        os.remove(folder / "best.pt")  # copytree made a second file of this link
-        os.link(folder / "ckpt.pt", folder / "best.pt")
-        change = killed_before(number, functools.partial(convert.main, folder, form), folder)
-        for name in names:
-            assert_same_bytes(checkpoint.load(folder / name)["model"], wanted[name])
-        convert.main(folder, form)
-        found = {name: checkpoint.load(folder / name) for name in names}
-        for name in names:
-            assert_same_bytes(found[name]["model"], wanted[name])
-            assert ("shards" in found[name]) == (form == "shards"), change
-        used = {each["shards"]["folder"] for each in found.values() if "shards" in each}
-        assert {path.name for path in folder.glob("shards-*")} == used, change
-        if change is None:
-            break
-    tell(f"a conversion to {form} was killed before each fourth of its {number} changes")
