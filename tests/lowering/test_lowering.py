@@ -95,29 +95,6 @@ def test_a_step_is_one_graph_and_holds_the_logits_once(lower, attention):
     assert line_of(attention, forward, backward) in page and kernels_of(attention, forward, backward) in page
 
 
-@pytest.mark.parametrize(("attention", "more", "its_bytes"), [("flex", 0, 2e6), ("manual", 2, 8e7)])
-def test_attention_within_documents_costs_flex_no_launch_and_manual_two(lower, attention, more, its_bytes):
-    # once for all layers: the number of each document, and the mask
-    within, across = (lower(attention=attention, n_layer=2, **its) for its in ({"document_start": 50256}, {}))
-    assert within["graph_breaks"] == 0
-    assert within["forward"]["launches"] == across["forward"]["launches"] + more
-    assert within["backward"]["launches"] == across["backward"]["launches"]
-    for way in ("forward", "backward"):
-        for what in ("calls", "buffers"):
-            assert within[way][what] == across[way][what], (way, what)
-        assert within[way]["bytes"] < across[way]["bytes"] + its_bytes
-
-
-def test_shared_keys_cost_no_launch(lower):
-    # a copy of keys and values for each head of queries would be a kernel in each layer, and bytes
-    shared, equal = (lower(attention="flash", n_layer=2, **heads) for heads in ({"n_kv_head": 4}, {}))
-    assert shared["graph_breaks"] == 0
-    for way in ("forward", "backward"):
-        for what in ("launches", "calls", "buffers"):
-            assert shared[way][what] == equal[way][what], (way, what)
-        assert shared[way]["bytes"] < equal[way]["bytes"]
-
-
 def test_a_llama_with_two_kinds_of_layers_is_one_graph_and_makes_each_mask_once(lower):
     llama = dict(position="rotary", norm="rmsnorm", mlp="swiglu", n_inner=2048, n_kv_head=4, tie_embeddings=False)
     found = lower(attention="flex", n_layer=4, window=256, window_pattern="SL", **llama)
