@@ -4,7 +4,6 @@ The commands run one after another in one process, because importing PyTorch tak
 benchmarks are only read: each kind has a test that runs it small.
 """
 
-import gzip
 import json
 import re
 import shlex
@@ -213,29 +212,6 @@ def test_a_command_of_the_docs_runs(command, ran, copy):
         assert status == 1 and "cannot train on cpu" in output, output
     else:
         assert status == 0, f"{command}\n{output}"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_five_commands_lead_from_a_folder_of_anything_to_a_score(copy):
-    # each used to be tested on its own only, with data and weights of the tests
-    pytest.importorskip("lm_eval")
-    (five,) = re.findall(r"five commands .*\n\n((?: {4}.*\n){5})\n", (ROOT / "docs" / "data.md").read_text())
-    commands = [shlex.split(line.replace("=corpus/", "=mixed")) for line in five.splitlines()]
-    made = run([*commands.pop(), "-n"], copy).stdout  # make eval: what it would run, without its set-up
-    score = [shlex.split(line)[1:] for line in made.splitlines() if re.search(r"python (export|harness)\.py", line)]
-    small = [*SHORT, "--block_size=64", "--gradient_accumulation_steps=1"]
-    steps = [[*words[1:], *(small if "train.py" in words else [])] for words in commands] + score
-    assert [words[0] for words in steps[1:]] == ["train.py", "export.py", "-c", "export.py", "harness.py"]
-    mixed, pages = copy / "mixed", [page.read_text() for page in PAGES]
-    mixed.mkdir()
-    (mixed / "pages.md").write_text(pages[0])
-    (mixed / "pages.txt.gz").write_bytes(gzip.compress(pages[1].encode()))
-    (mixed / "pages.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in pages[3].splitlines()))
-    results = run_all(steps, copy)
-    assert [status for status, _ in results] == [0] * len(steps), results
-    assert json.loads((copy / "data" / "text" / "meta.json").read_text())["tokenizer"] == "json"
-    assert '"sonnets"' in (copy / "out-text" / "lm_eval.json").read_text()
 
 
 def test_scripts_know_every_flag_that_the_documents_give_them(monkeypatch):
