@@ -43,7 +43,7 @@ OTHERS = {  # what is not run, and why
     "uv": "it downloads packages",
     "sbatch": "tests/test_slurm.py runs the script",
     "ssh": "it needs another machine",
-    "docker": "it downloads an image; tests/test_container.py reads the Dockerfile",
+    "docker": "it downloads an image",
     "python -m venv": "it is followed by an installation",
     "PIP_EXTRA_INDEX_URL=": "it installs packages",
     "TIKTOKEN_CACHE_DIR=": "it downloads GPT-2's BPE",
