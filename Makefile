@@ -53,7 +53,7 @@ test: setup
 # All there is, one after another; the GitHub workflow runs these side by side
 test-all: test-slow test-avx2 lowering
 
-# Programs that open our exports, each in a folder of its own: tests/test_other_programs.py
+# Programs that open our exports, in a folder of their own: tests/test_transformers_4.py
 OTHERS := $(abspath $(VENV))/others
 other-programs: $(OTHERS)/.installed
 
@@ -61,11 +61,11 @@ $(OTHERS)/.installed: $(VENV)/.installed
 	$(PIP) --no-deps --upgrade --target $(OTHERS)/transformers_4 transformers==4.57.1 tokenizers==0.22.1 huggingface_hub==0.36.2
 	touch $@
 
-# The tests of make test, with annotations checked, and those marked slow: kills, full disks, fuzzing, mutants, the
-# commands of the docs. FAULTS_SEED=7 draws other random numbers
+# The tests of make test, and those marked slow: kills, full disks, fuzzing, mutants, the commands of the docs.
+# FAULTS_SEED=7 draws other random numbers
 test-slow: export TRANSFORMERS_4 := $(OTHERS)/transformers_4
 test-slow: setup other-programs
-	CHECK_TYPES=1 $(PYTEST) --timeout=300 -m '' --ignore=tests/lowering
+	$(PYTEST) --timeout=300 -m '' --ignore=tests/lowering
 
 # What computes, as on a CPU with only AVX2, which adds up in another order and has no instructions for bfloat16. On such
 # a CPU, make test covers this

@@ -16,7 +16,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # from nohup; a run that 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # or scripts would say, at times, that the machine is busy
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads slow down models this small, most of all on a busy machine
 
-from tests.launch import ROOT, SCRIPTS, as_it_was
+from tests.launch import ROOT, as_it_was
 
 # Not the user's cache: a graph compiled there for other CPU instructions would end the tests
 KEPT_GRAPHS = f"inductor_{os.environ.get('ATEN_CPU_CAPABILITY', 'all')}"
@@ -27,16 +27,6 @@ os.environ.setdefault("MPLCONFIGDIR", str(ROOT / ".pytest_cache" / "matplotlib")
 
 # before the first product, when cuBLAS reads it: a test that makes PyTorch deterministic would be refused after others
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-
-# make test-all checks annotations when tests call functions in this process. Exceptions: what torch.compile traces
-# (model.py too), which stays as users run it, and `profiler`, which is given made-up profiles
-UNCHECKED = ("functions", "engines", "generate", "loss", "profiler")
-if os.environ.get("CHECK_TYPES"):
-    from typeguard import install_import_hook
-
-    files = [file.relative_to(ROOT).with_suffix("") for file in ROOT.glob("fusedgpt/**/*.py")]
-    checked = [".".join(file.parts) for file in files if file.stem not in UNCHECKED]
-    install_import_hook([*checked, "configurator", *SCRIPTS])
 
 import numpy as np
 import pytest
@@ -66,14 +56,6 @@ RECIPES = {"gpt2": {}, "llama": LLAMA | dict(learning_rate=1e-3), "muon": dict(o
 RECIPES |= {"float16": dict(dtype="float16")}
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 ON_GPU_TOO = [("cpu", "float32"), *(pytest.param(*GPU.values, d, marks=GPU.marks) for d in ("bfloat16", "float16"))]
-
-
-def pytest_runtest_logreport(report):
-    # at once: a session that hangs, or whose time is up on a lent GPU, says nothing at its end
-    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
-        crash = getattr(report.longrepr, "reprcrash", None)  # none if a worker died
-        why = crash.message.partition("\n")[0] if crash else str(report.longrepr)[-200:]
-        print(f"\n{report.outcome}: {report.nodeid} ({report.when}): {why}", flush=True)
 
 
 def pytest_collection_modifyitems(items):
@@ -106,9 +88,6 @@ def uncompiled_flex(request, monkeypatch):
         monkeypatch.setattr(functions, "_compiled_flex", lambda dynamic: flex_attention.flex_attention)
 
 
-THREADS = torch.get_num_threads()
-
-
 @pytest.fixture(autouse=True)
 def _as_it_was(monkeypatch):
     """No test leaves a setting of PyTorch or a signal handler behind for the next."""
@@ -117,9 +96,6 @@ def _as_it_was(monkeypatch):
     monkeypatch.setattr(memory, "keep_freed_memory", lambda keep: None)  # it cannot be undone in this process
     with as_it_was():
         yield
-    monkeypatch.undo()
-    # a test that started 99 threads left them to all others, whose forks then waited for them
-    assert torch.get_num_threads() == THREADS
 
 
 @pytest.fixture(scope="session")
@@ -230,11 +206,6 @@ def assert_same_bytes(a, b):
     assert a.keys() == b.keys()
     for name in a:
         assert torch.equal(a[name], b[name]), name
-
-
-def optimizer_state(out_dir):
-    """AdamW's state in a run's checkpoint, by the number of the parameter."""
-    return checkpoint_of(out_dir)["optimizer"]["state"]
 
 
 def as_nanogpt_wrote(saved):

@@ -4,7 +4,6 @@ The commands run one after another in one process, because importing PyTorch tak
 benchmarks are only read: each kind has a test that runs it small.
 """
 
-import gzip
 import json
 import re
 import shlex
@@ -36,22 +35,9 @@ PROGRAMS = re.compile(r"(python|fusedgpt|torchrun|make|pip|uv|sbatch|ssh|docker)
 PLACEHOLDERS = re.compile(r"\b(KIND|FOLDER|OUT_DIR|PATH|NAME)\b|…|\.\.\. ")
 DOWNLOADS = ("data/openwebtext/prepare.py", "data/fineweb/prepare.py")
 ON_THE_HUB = ("gpt2", "SmolLM")
-OTHERS = {  # what is not run, and why
-    "pip": "it installs packages; a job of the GitHub workflow does it",
-    "python -m pytest": "it is this suite",
-    "python -m http.server": "it serves until it is ended",
-    "uv": "it downloads packages",
-    "sbatch": "tests/test_slurm.py runs the script",
-    "ssh": "it needs another machine",
-    "docker": "it downloads an image; tests/test_container.py reads the Dockerfile",
-    "python -m venv": "it is followed by an installation",
-    "PIP_EXTRA_INDEX_URL=": "it installs packages",
-    "TIKTOKEN_CACHE_DIR=": "it downloads GPT-2's BPE",
-    "python sample.py --out_dir=../fusedgpt/": "it is nanoGPT's; tests/test_other_programs.py runs it",
-    "python sample.py out/ckpt-2000.pt": "tests/test_sample.py samples such a checkpoint",
-    "python study.py": "tests/test_study.py reads it, and runs smaller studies",
-    "python tests/": "its own test runs it, or an earlier commit has it",
-}
+# what is not run, because it needs a network or another machine, or has a test of its own
+OTHERS = ("pip", "uv", "ssh", "docker", "PIP_EXTRA_INDEX_URL=", "TIKTOKEN_CACHE_DIR=", "python -m ", "sbatch")
+OTHERS += ("python study.py", "python tests/", "python sample.py out/ckpt-2000.pt", "python sample.py --out_dir=../")
 
 
 def commands_in(text):
@@ -97,11 +83,6 @@ def shortened(command):
     return [name, *args]
 
 
-def run(command, cwd, **options):
-    """A finished process with its text output."""
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, **options)
-
-
 DRIVER = """
 import contextlib, functools, glob, io, json, runpy, sys, traceback
 sys.path.insert(0, "")
@@ -126,7 +107,8 @@ for words in json.load(sys.stdin):
 
 def run_all(commands, cwd):
     """[exit status, output] of each of the scripts that one process runs one after another."""
-    done = run([sys.executable, "-c", DRIVER], cwd, input=json.dumps(commands))
+    how = dict(cwd=cwd, input=json.dumps(commands), capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", DRIVER], check=False, **how)
     results = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(results) == len(commands), done.stdout[-2000:] + done.stderr
     return results
@@ -148,18 +130,13 @@ def copy(tmp_path_factory):
     (root / "corpus" / "a.txt").write_text("\n\n".join([text] * 4))
     own_kernel = re.search(r"```python\n(.*?)```", (ROOT / "docs/attention.md").read_text(), re.S)
     (root / "my_kernel.py").write_text(own_kernel[1])
-    (root / "project").mkdir()
-    for n in range(40):
-        (root / "project" / f"m{n}.py").write_text("x = 1\n" * 50)
+    shutil.copytree(root / "fusedgpt", root / "project")
     for name in ("openwebtext", "shakespeare"):
         random_bins(root / "data" / name, **tokenizer.GPT2)
     random_bins(root / "data" / "python_stdlib", "byte", 256)
     for name in ("shakespeare_char", "book"):
         random_bins(root / "data" / name, "char", 65, itos=["\n", *(chr(33 + n) for n in range(64))])
     hugging_face(root / "hf", n_layer=1, n_head=2, n_embd=32, n_positions=32, vocab_size=50257)
-    config = json.loads((root / "hf" / "config.json").read_text())  # with what OpenAI's have on the hub
-    config |= dict(n_ctx=1024, n_special=0, predict_special_tokens=True, output_past=True, _num_labels=1)
-    (root / "hf" / "config.json").write_text(json.dumps(config))
     for kind in ("ladder", "numerics"):
         shutil.copytree(root / "results" / "cpu_avx2" / kind, root / "out-bench" / kind)
     return root
@@ -168,8 +145,7 @@ def copy(tmp_path_factory):
 @pytest.fixture(scope="module")
 def ran(copy):
     """{command: (exit status, output)} of every command that one process can run."""
-    python = [command for command in COMMANDS if not command.startswith("make") and not why_not(command)]
-    runs = {command: shortened(command) for command in python}
+    runs = {command: shortened(command) for command in filter(is_run, COMMANDS) if not command.startswith("make")}
     before = [
         ["train.py", f"--out_dir={out}", f"--dataset={data}", *SHORT, "--gradient_accumulation_steps=1"]
         for out, data in {
@@ -188,58 +164,32 @@ def ran(copy):
     return dict(zip(runs, results[len(before) :]))
 
 
-def why_not(command):
-    """Why a command is not run here, or None."""
-    if command.startswith("python bench.py") and bench.parse(shlex.split(command)[2:])[0] in kinds.KINDS:
-        return "its kind has a test that runs it small"
-    return next((why for other, why in OTHERS.items() if command.startswith(other)), None)
+def is_run(command):
+    """Whether a command is run here. Each kind of benchmark has a test that runs it small."""
+    measures = command.startswith("python bench.py") and bench.parse(shlex.split(command)[2:])[0] in kinds.KINDS
+    return not measures and not command.startswith(OTHERS)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(bool(why_no_bpe()), reason="GPT-2's BPE files are not here (set TIKTOKEN_CACHE_DIR)")
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", filter(is_run, COMMANDS))
 def test_a_command_of_the_docs_runs(command, ran, copy):
-    if reason := why_not(command):
-        pytest.skip(reason)
     if command.startswith("make"):
-        done = run([*shlex.split(command), "-n"], copy)
-        status, output = done.returncode, done.stdout + done.stderr
-    else:
-        status, output = ran[command]
+        subprocess.run([*shlex.split(command), "-n"], cwd=copy, check=True)
+        return
+    status, output = ran[command]
     if FAILS in command:
         assert status == 1 and "cannot train on cpu" in output, output
     else:
         assert status == 0, f"{command}\n{output}"
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_five_commands_lead_from_a_folder_of_anything_to_a_score(copy):
-    # each used to be tested on its own only, with data and weights of the tests
-    (five,) = re.findall(r"five commands .*\n\n((?: {4}.*\n){5})\n", (ROOT / "docs" / "data.md").read_text())
-    commands = [shlex.split(line.replace("=corpus/", "=mixed")) for line in five.splitlines()]
-    made = run([*commands.pop(), "-n"], copy).stdout  # make eval, without its set-up; tests/test_export.py runs lm_eval
-    score = [shlex.split(line)[1:] for line in made.splitlines() if "python export.py" in line]
-    small = [*SHORT, "--block_size=64", "--gradient_accumulation_steps=1"]
-    steps = [[*words[1:], *(small if "train.py" in words else [])] for words in commands] + score
-    assert [words[0] for words in steps[1:]] == ["train.py", "export.py", "-c", "export.py"]
-    mixed, pages = copy / "mixed", [page.read_text() for page in PAGES]
-    mixed.mkdir()
-    (mixed / "pages.md").write_text(pages[0])
-    (mixed / "pages.txt.gz").write_bytes(gzip.compress(pages[1].encode()))
-    (mixed / "pages.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in pages[3].splitlines()))
-    results = run_all(steps, copy)
-    assert [status for status, _ in results] == [0] * len(steps), results
-    assert json.loads((copy / "data" / "text" / "meta.json").read_text())["tokenizer"] == "json"
-    assert (copy / "out-text" / "hf" / "model.safetensors").exists()
-
-
 def test_scripts_know_every_flag_that_the_documents_give_them(monkeypatch):
     monkeypatch.chdir(ROOT)
     commands = [shlex.split(each)[1:] for each in COMMANDS if re.match("python (train|sample|bench)", each)]
     for script, *args in commands:
-        if "--help" in args or f"python {script} {' '.join(args)}".startswith(tuple(OTHERS)):
+        if "--help" in args or f"python {script} {' '.join(args)}".startswith(OTHERS):
             continue
         if script == "train.py":
             configure(train.Settings(), args, "")

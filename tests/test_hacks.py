@@ -12,10 +12,11 @@ import pytest
 from tests.conftest import TINY, flags, rows, small
 from tests.launch import copied, fails, process
 
-SIZES = [f"--{name}={value}" for name, value in TINY.items()]
+PLAN = ["bench.py", "plan", "--vocab_size=65", *(f"--{name}={value}" for name, value in TINY.items())]
 
-# {file: [old text, new text, ...]}
-SCHEDULE = {
+# {file: [old text, new text, ...]}: a schedule, a number that is logged, and a field without weights of its own, such
+# as Gemma's factor of the embeddings
+SMALL_CHANGES = {
     "fusedgpt/settings.py": [
         'Literal["cosine", "wsd", "constant"]',
         'Literal["cosine", "wsd", "constant", "sqrt"]',
@@ -26,27 +27,11 @@ SCHEDULE = {
         "        return s.learning_rate * (s.warmup_iters / max(it, s.warmup_iters, 1)) ** 0.5\n"
         '    if s.schedule == "constant"',
     ],
-}
-WEIGHT_NORM = {
     "train.py": [
         'return {"loss": loss_sum / len(micro_steps), "grad_norm": norm}',
         "weight_norm = state.model.lm_head.weight.detach().norm()\n"
         '    return {"loss": loss_sum / len(micro_steps), "grad_norm": norm, "weight_norm": weight_norm}',
-    ]
-}
-# BLOOM's LayerNorm of the embeddings: arXiv:2211.05100
-EMBEDDING_NORM = {
-    "model.py": [
-        '            parts["drop"] = nn.Dropout(config.dropout)\n',
-        '            parts["ln_0"] = _norm(config, config.n_embd)\n'
-        '            parts["drop"] = nn.Dropout(config.dropout)\n',
-        "        x = self.transformer.drop(x)\n",
-        "        x = self.transformer.drop(self.transformer.ln_0(x))\n",
-    ]
-}
-COUNTED = {"fusedgpt/dimensions.py": ["blocks + of_norm * C + output", "blocks + 2 * of_norm * C + output"]}
-# Gemma multiplies the embeddings: a field without weights of its own
-EMBEDDING_SCALE = {
+    ],
     "fusedgpt/dimensions.py": [
         "    n_embd: int = 768  # channels, the width of the model\n",
         "    n_embd: int = 768  # channels, the width of the model\n"
@@ -59,13 +44,24 @@ EMBEDDING_SCALE = {
         "x, rotation = self.transformer.wte(idx) * self.config.embedding_scale, None",
     ],
 }
+# BLOOM's LayerNorm of the embeddings: arXiv:2211.05100
+EMBEDDING_NORM = {
+    "model.py": [
+        '            parts["drop"] = nn.Dropout(config.dropout)\n',
+        '            parts["ln_0"] = _norm(config, config.n_embd)\n'
+        '            parts["drop"] = nn.Dropout(config.dropout)\n',
+        "        x = self.transformer.drop(x)\n",
+        "        x = self.transformer.drop(self.transformer.ln_0(x))\n",
+    ]
+}
+COUNTED = {"fusedgpt/dimensions.py": ["blocks + of_norm * C + output", "blocks + 2 * of_norm * C + output"]}
 
 
 class Project:
-    """A copy of the project with a change, and its scripts. `added`: flags that training is given too."""
+    """A copy of the project with a change, and its scripts."""
 
-    def __init__(self, folder, data, change, *added):
-        self.folder, self.data, self.added = copied(folder), data, added
+    def __init__(self, folder, data, change):
+        self.folder, self.data = copied(folder), data
         for file, texts in change.items():
             text = (folder / file).read_text()
             for old, new in zip(texts[::2], texts[1::2]):
@@ -82,36 +78,17 @@ class Project:
         return fails(*command, run=process, cwd=self.folder)
 
     def training(self, *more):
-        settings = small("out", self.data, max_iters=20, lr_decay_iters=20, eval_interval=10)
-        return ["train.py", *flags(settings), *self.added, *more]
-
-    def planning(self):
-        return ["bench.py", "plan", *SIZES, "--vocab_size=65", *self.added]
-
-    def trains_resumes_and_samples(self):
-        """Check that this works, and that training learns."""
-        self.says(*self.training("--max_iters=10"))
-        self.says(*self.training("--init_from=resume"))
-        found = rows(self.folder / "out")
-        assert [row["iter"] for row in found] == [*range(20)]
-        assert found[-1]["loss"] < found[0]["loss"] - 0.3
-        text = self.says("sample.py", "--out_dir=out", "--num_samples=1", "--max_new_tokens=30", "--start=AB")
-        assert re.search("AB.{20}", text, re.DOTALL)
+        return ["train.py", *flags(small("out", self.data, max_iters=20, lr_decay_iters=20, eval_interval=10)), *more]
 
 
-def test_a_schedule(tmp_path, data):
-    project = Project(tmp_path / "copy", data, SCHEDULE, "--schedule=sqrt")
-    project.says(*project.training("--max_iters=10"))
-    rates = [row["lr"] for row in rows(project.folder / "out")]
-    assert rates[8] == pytest.approx(rates[2] / 2)
-
-
-@pytest.mark.slow
-def test_another_number_that_is_logged(tmp_path, data):
-    project = Project(tmp_path / "copy", data, WEIGHT_NORM)
-    project.trains_resumes_and_samples()
-    assert all(row["weight_norm"] > 0 for row in rows(project.folder / "out"))
-    project.says("export.py", "out", "hf")
+def test_a_schedule_a_number_that_is_logged_and_a_field(tmp_path, data):
+    project, own = Project(tmp_path / "copy", data, SMALL_CHANGES), "--embedding_scale=2.0"
+    project.says(*project.training("--max_iters=10", "--schedule=sqrt", own))
+    found = rows(project.folder / "out")
+    assert found[8]["lr"] == pytest.approx(found[2]["lr"] / 2) and all(row["weight_norm"] > 0 for row in found)
+    assert json.loads((project.folder / "out" / "run.json").read_text())["model"]["embedding_scale"] == 2.0
+    assert "does not know embedding_scale=2.0" in project.refuses("export.py", "out", "hf")
+    assert "does not know embedding_scale=2.0" in project.refuses(*PLAN, own)
 
 
 @pytest.mark.slow
@@ -119,17 +96,13 @@ def test_a_norm_of_the_embeddings(tmp_path, data):
     forgotten = Project(tmp_path / "forgotten", data, EMBEDDING_NORM)
     assert "mend the formula in fusedgpt/dimensions.py" in forgotten.refuses(*forgotten.training())
     project = Project(tmp_path / "counted", data, EMBEDDING_NORM | COUNTED)
-    project.trains_resumes_and_samples()
+    project.says(*project.training("--max_iters=10"))
+    project.says(*project.training("--init_from=resume"))
+    found = rows(project.folder / "out")
+    assert [row["iter"] for row in found] == [*range(20)]
+    assert found[-1]["loss"] < found[0]["loss"] - 0.3
+    text = project.says("sample.py", "--out_dir=out", "--num_samples=1", "--max_new_tokens=30", "--start=AB")
+    assert re.search("AB.{20}", text, re.DOTALL)
     assert "the model is no GPT-2 and cannot be written as one" in project.refuses("export.py", "out", "hf")
     assert not (project.folder / "hf").exists()
-    project.says(*project.planning())
-
-
-@pytest.mark.slow
-def test_a_factor_of_the_embeddings(tmp_path, data):
-    project = Project(tmp_path / "copy", data, EMBEDDING_SCALE, "--embedding_scale=2.0")
-    project.trains_resumes_and_samples()
-    assert json.loads((project.folder / "out" / "run.json").read_text())["model"]["embedding_scale"] == 2.0
-    assert "does not know embedding_scale=2.0" in project.refuses("export.py", "out", "hf")
-    plan = "bench.py plan (fusedgpt/estimates/) does not know embedding_scale=2.0"
-    assert plan in project.refuses(*project.planning())
+    project.says(*PLAN)

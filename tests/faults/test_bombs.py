@@ -4,8 +4,10 @@ Each file is read in its own process, which reports how much its memory has grow
 """
 
 import gzip
+import io
 import pathlib
 import sys
+import zipfile
 
 import pyarrow
 import pyarrow.parquet
@@ -13,8 +15,7 @@ import pytest
 
 from fusedgpt.data.texts import Files
 from fusedgpt.errors import UserError
-from tests.documents import zip_of
-from tests.launch import FORKS, process
+from tests.launch import FORKS
 
 zstandard = pytest.importorskip("zstandard")
 
@@ -40,31 +41,26 @@ def parquet(path, value, rows):
     pyarrow.parquet.write_table(pyarrow.table({"text": column}), path, row_group_size=rows, **pages)
 
 
-def office(body):
-    """A Word file with so much XML that it is made of bytes."""
-    return zip_of({"word/document.xml": b'<w:document xmlns:w="w">' + body + b"</w:document>"})
+def word(body):
+    """A Word file."""
+    with zipfile.ZipFile(raw := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("word/document.xml", b'<w:document xmlns:w="w">' + body + b"</w:document>")
+    return raw.getvalue()
 
 
-ZEROS, LETTERS, SPACES, LINE_ENDS, COMMAS = (each * MIB for each in (b"\0", b"a", b" ", b"\n", b","))
+ZEROS, LETTERS, LINE_ENDS = (each * MIB for each in (b"\0", b"a", b"\n"))
 LINES = (b"a" * 127 + b"\n") * 2**13
 # name of the file: its bytes, the most MB that memory may grow, and part of the error or the number of characters
 FAST = "zeros.txt.zst"
 FILES = {
     FAST: (lambda: zst(ZEROS, 256), 60, "is no text: it has zero bytes"),  # of 1 GB, took 2.5 GB
     "letters.txt.zst": (lambda: zst(LETTERS, 256), 60, 256 * MIB),
-    "a line.csv": (lambda: b"text," * (3 * MIB // 5) * 20, 600, "a line has over 33,554,432 characters"),
     "cells.csv.zst": (lambda: zst(b"ab," * 2**18, 60, b"text\n"), 200, "a line has over 33,554,432 characters"),
-    "blanks.json.zst": (lambda: zst(SPACES, 100, b"[", b"]"), 300, 0),
     "line ends.txt.gz": (lambda: gz(LINE_ENDS, 64), 60, 0),  # took the square of its length in time
     "a line.jsonl.zst": (lambda: zst(LETTERS, 600, b'{"text": "', b'"}\n'), 300, "a line has over 33,554,432"),
-    "deep.jsonl": (lambda: b'{"text":' * 10**5 + b"1" + b"}" * 10**5, 60, "is no JSON (maximum recursion depth"),
-    "deep.json": (lambda: b'{"text":' + b"[" * 10**5 + b"]" * 10**5 + b"}", 60, "is no JSON (maximum recursion depth"),
-    "digits.jsonl": (lambda: b'{"text":' + b"9" * 3 * MIB + b"}", 60, "is no JSON (Exceeds the limit"),
     "a cell of lines.csv.zst": (lambda: zst(LINES, 300, b'text\n"', b'"\n'), 500, "field larger than field limit"),
-    "scripts.html.gz": (lambda: gz(LETTERS, 128, b"<html><script>"), 600, "cannot be read by pandoc"),
     "a page.html.gz": (lambda: gz(b"<p>" + LETTERS, 300, b"<html>"), 600, "has more than 268,435,456 bytes"),
-    "a word.docx": (lambda: office(b"<w:t>" + LETTERS * 64 + b"</w:t>"), 60, "cannot be read by pandoc"),
-    "open.docx": (lambda: office(b"<w:p>" * 20 * MIB), 60, "cannot be read by pandoc"),
+    "a word.docx": (lambda: word(b"<w:t>" + LETTERS * 64 + b"</w:t>"), 60, "cannot be read by pandoc"),
 }
 NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name != FAST)) for name in FILES]
 
@@ -97,7 +93,7 @@ def read(path, paragraphs=False):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_file_is_read_or_refused_in_bounded_memory(tmp_path, tell, name):
+def test_a_file_is_read_or_refused_in_bounded_memory(tmp_path, name):
     # without bounds on an unpacked chunk, a line and a row, the whole file was held until no memory was left
     make, most, expected = FILES[name]
     (tmp_path / name).write_bytes(make())
@@ -108,7 +104,6 @@ def test_a_file_is_read_or_refused_in_bounded_memory(tmp_path, tell, name):
     else:
         assert said == expected
     assert grown < most
-    tell(f"{name}: {grown:.0f} MB")
 
 
 @pytest.mark.slow
@@ -118,28 +113,3 @@ def test_a_parquet_file_that_repeats_a_long_text_is_read_in_bounded_memory(tmp_p
     assert (tmp_path / "a.parquet").stat().st_size < MIB
     said, grown = read(tmp_path / "a.parquet")
     assert said == 500 * MIB and grown < 200
-
-
-def prepare(path, out_dir):
-    """Run prepare.py with 500 MB of memory."""
-    limited = ("bash", "-c", 'ulimit -d 500000; exec "$@"', "bash", sys.executable)
-    options = ["--tokenizer=byte", f"--input={path}", f"--out_dir={out_dir}"]
-    return process("data/text/prepare.py", *options, prefix=limited, check=False)
-
-
-@pytest.mark.slow
-def test_what_memory_cannot_hold_is_no_data_set(tmp_path):
-    # such files used to be called damaged; only memory bounds a cell of Parquet
-    good, out_dir = tmp_path / "good.txt", tmp_path / "data"
-    good.write_text("some text\n" * 1000)
-    done = prepare(good, out_dir)
-    assert done.returncode == 0, done.stderr
-    before = {path.name: path.read_bytes() for path in out_dir.iterdir() if path.is_file()}
-    assert {"meta.json", "train.bin", "val.bin"} <= before.keys()
-    parquet(tmp_path / "cell.parquet", "a" * 300 * MIB, 2)
-    (tmp_path / "objects.jsonl").write_bytes(b'{"text": "a"}\n{"text": [' + b"[]," * 2**23 + b"[]]}")
-    for bomb in ("cell.parquet", "objects.jsonl"):
-        done = prepare(tmp_path / bomb, out_dir)
-        assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr[-2000:]
-        assert "because memory ran out: cut its long texts" in done.stderr
-        assert {path.name: path.read_bytes() for path in out_dir.iterdir() if path.is_file()} == before

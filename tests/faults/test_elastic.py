@@ -103,7 +103,7 @@ def machines():
         machine.holder.wait()
 
 
-def test_a_machine_loses_its_network_and_its_power_and_nothing_is_lost(tmp_path, data, machines, tell):
+def test_a_machine_loses_its_network_and_its_power_and_nothing_is_lost(tmp_path, data, machines):
     first, second = machines
     settings = SETTINGS | dict(max_iters=250, eval_interval=50)
     asked = small(tmp_path / "out", data, **settings, init_from="auto", timeout=TIMEOUT)
@@ -111,10 +111,8 @@ def test_a_machine_loses_its_network_and_its_power_and_nothing_is_lost(tmp_path,
     try:
         here.says("iter ")
         second.ip("link", "set", "eth0", "down")  # no packet says so
-        cut_at = time.monotonic()
         for run in runs:
             assert "another process has ended or cannot be reached" in run.says("error: ", TIMEOUT + SLACK)
-        noticed = time.monotonic() - cut_at
         for pid in (*workers(there), there.pid):
             os.kill(pid, signal.SIGKILL)
         second.ip("link", "set", "eth0", "up")
@@ -127,4 +125,3 @@ def test_a_machine_loses_its_network_and_its_power_and_nothing_is_lost(tmp_path,
             run.wait(60)
     assert "Traceback" not in here.output()
     assert_nothing_is_lost(tmp_path / "out", data, **settings)
-    tell(f"a machine was cut off: both noticed after {noticed:.0f} s, of which timeout={TIMEOUT}")

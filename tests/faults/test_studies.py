@@ -80,7 +80,7 @@ def wait_for_runs(folder, many):
     raise AssertionError(f"there were never {many} runs in {folder}")
 
 
-def test_a_killed_worker_and_a_server_that_goes_away_cost_no_trial(tmp_path, server, tell):
+def test_a_killed_worker_and_a_server_that_goes_away_cost_no_trial(tmp_path, server):
     folder, code = tmp_path / "study", fakes.code(tmp_path / "code")
     flags = (SEARCH, "--trials=8", f"--storage={server.url}")
     first, *others = (workers.start(folder, code, *flags, pause=0.05) for _ in range(3))
@@ -104,4 +104,3 @@ def test_a_killed_worker_and_a_server_that_goes_away_cost_no_trial(tmp_path, ser
     names = [json.loads(row)["variant"] for row in rows]
     assert len(set(names)) == len(names) == len({each.user_attrs["variant"] for each in counted})  # nothing twice
     assert {o.status for o in outcomes.read(folder).outcomes} == {"finished"}
-    tell(f"{gave_up} of 2 workers ended when the server was gone; 8 trials asked for, {len(counted)} made")

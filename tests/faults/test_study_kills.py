@@ -44,7 +44,7 @@ def broken_off(folder, code, chance, kills):
             study.wait()
 
 
-def test_a_study_that_is_killed_again_and_again_ends_with_the_same_table(tmp_path, tell):
+def test_a_study_that_is_killed_again_and_again_ends_with_the_same_table(tmp_path):
     code, tables = fakes.code(tmp_path / "code"), []
     for name in ("whole", "broken"):
         folder = tmp_path / name
@@ -62,6 +62,5 @@ def test_a_study_that_is_killed_again_and_again_ends_with_the_same_table(tmp_pat
         }
         ended = [(o.variant, o.seed, o.status, repr(o.value), evals[o.variant, o.seed]) for o in found.outcomes]
         tables.append((ended, [report.sentences(found), report.markdown(found)]))
-    tell(f"a study of 4 runs was killed {killed} times")
     assert killed and tables[0] == tables[1]
     assert {status for _, _, status, *_ in tables[0][0]} == {"finished", "diverged"}

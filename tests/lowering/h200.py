@@ -58,12 +58,6 @@ class Driver:
     def get_active_torch_device(self):
         return torch.device("cuda", 0)
 
-    def get_device_interface(self):
-        return torch.cuda
-
-    def get_device_capability(self, device=None):
-        return PROPERTIES.major, PROPERTIES.minor
-
 
 def install() -> None:
     """Make PyTorch and Triton of this process find the device."""

@@ -79,13 +79,12 @@ def build(config):
 
 
 def summary(code: str, graph: GraphLowering) -> dict:
-    """What a graph's call does: launches of Triton kernels, calls of libraries by name, and large buffers.
+    """What a graph's call does: launches of Triton kernels, all and by name, calls of libraries, and large buffers.
 
-    `buffers` are [shape, dtype, MiB]; `bytes` are those that its kernels and products read and write. `kernels` are
-    [name, launches, GB that all of these read and write], with the most bytes first.
+    `buffers` are [shape, dtype, MiB]; `bytes` are those that its kernels and products read and write.
     """
     call = code[code.index("def call") :]
-    launches = re.findall(r"^\s+(\w+)\.run\(", call, re.MULTILINE)
+    kernels = collections.Counter(re.findall(r"^\s+(\w+)\.run\(", call, re.MULTILINE))
     libraries = re.findall(r"(extern_kernels\.\w+|torch\.ops\.aten\.\w+)[\w.]*\(", call)
     buffers = []
     for shape, dtype in re.findall(r"empty_strided_cuda\(\(([^)]*)\), \([^)]*\), torch\.(\w+)\)", call):
@@ -93,10 +92,7 @@ def summary(code: str, graph: GraphLowering) -> dict:
         if (held := torch.Size(size).numel() * BYTES[dtype]) >= LARGE:
             buffers.append([size, dtype, round(held / 2**20)])
     calls = {name.rpartition(".")[2]: n for name, n in collections.Counter(libraries).items()}
-    sizes = dict(re.findall(r"async_compile\.triton\('(\w+)'.*?'kernel_num_gb': ([\d.e-]+)", code, re.DOTALL))
-    moved = [[name, n, round(n * float(sizes[name]), 2)] for name, n in collections.Counter(launches).items()]
-    kernels = sorted(moved, key=lambda kernel: -kernel[2])
-    found = {"launches": len(launches), "calls": calls, "buffers": buffers, "bytes": graph.count_bytes()[0]}
+    found = {"launches": kernels.total(), "calls": calls, "buffers": buffers, "bytes": graph.count_bytes()[0]}
     return found | {"kernels": kernels}
 
 
@@ -106,10 +102,8 @@ def main():
     on_any_device = fuse_attention._get_sfdp_patterns
     fuse_attention._get_sfdp_patterns = lambda device=None: on_any_device(torch.device("cpu"))
     torch._inductor.config.joint_graph_constant_folding = False  # would run operators
-    torch._inductor.config.profile_bandwidth = True  # writes the bytes of each kernel beside its source
     forward, backward = lower(**json.loads(sys.argv[1]))
-    breaks = sum(counters["graph_break"].values())
-    print(json.dumps({"graph_breaks": breaks, "forward": forward, "backward": backward}))
+    print(json.dumps({"graph_breaks": counters["graph_break"].total(), "forward": forward, "backward": backward}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""nanoGPT's files, read by PyTorch and pickle alone; tests/test_other_programs.py runs nanoGPT's sample.py."""
+"""nanoGPT's files, read by PyTorch and pickle alone; tests/test_nanogpt.py runs nanoGPT's sample.py."""
 
 import pickle
 
