@@ -3,13 +3,11 @@
     python sample.py out-shakespeare-char --num_samples=3
     python sample.py --init_from=gpt2-xl --start="What is the answer?" --temperature=0
     python sample.py out --start=FILE:prompt.txt
-    python sample.py out --interactive=True
 
 Every setting is a field of Settings; config files and --name=value flags set them (configurator.py).
 """
 
 import codecs
-import contextlib
 import dataclasses
 import functools
 import pathlib
@@ -21,8 +19,6 @@ from configurator import answer_help, configure
 from fusedgpt import settings, terminal
 from fusedgpt.machine import waiting
 
-LINE = 32  # expected tokens of a typed prompt, because dtypes are timed before the user types one
-
 
 @dataclasses.dataclass
 class Settings:
@@ -33,9 +29,6 @@ class Settings:
     # folder of a model in Hugging Face's format
     out_dir: str = "out"
     start: str = "\n"  # prompt, or FILE:path
-    # ask for prompts on the console, ignore `start`, and draw one sample for each prompt. Ctrl-C ends a text; Ctrl-D or
-    # an empty prompt ends the program
-    interactive: bool = False
     num_samples: int = 10  # number of samples, drawn together as one batch
     max_new_tokens: int = 500  # tokens in each sample
     temperature: float = 0.8  # softmax temperature; lower prefers likelier ids; 0 always takes the likeliest
@@ -192,40 +185,17 @@ def draw(
     idx = torch.tensor([ids], device=generator.device).repeat(s.num_samples, 1)
     draws = s.temperature, s.top_k, s.top_p, generator, tokenizer.vocab_size
     streams, times = s.num_samples == 1 and sys.stdout.isatty(), []
-    try:
-        for new in generate.new_tokens(engine, idx, s.max_new_tokens, *draws, cache=engine.cache):
-            for sample, token in zip(samples, new[:, 0].tolist()):
-                sample.add(token)
-            times.append(time.perf_counter())  # tolist() has waited for the device
-            if streams:
-                samples[0].show()
-            if all(sample.ended for sample in samples):
-                break
-    except KeyboardInterrupt:  # ends a text of a conversation
-        if not s.interactive:
-            raise
+    for new in generate.new_tokens(engine, idx, s.max_new_tokens, *draws, cache=engine.cache):
+        for sample, token in zip(samples, new[:, 0].tolist()):
+            sample.add(token)
+        times.append(time.perf_counter())  # tolist() has waited for the device
+        if streams:
+            samples[0].show()
+        if all(sample.ended for sample in samples):
+            break
     for sample in samples:
         sample.show(end="\n---------------\n")
     return times
-
-
-def converse(
-    engine: engines.Engine, s: Settings, tokenizer: Tokenizer, vocab_size: int, generator: torch.Generator
-) -> None:
-    """Continue one typed prompt after another, until an empty line or the end of input."""
-    with contextlib.suppress(ImportError):  # Windows has no readline
-        import readline  # noqa: F401 (with it, input() edits and remembers lines)
-    while True:
-        try:
-            if not (text := input("prompt: ")):
-                return
-            draw(engine, s, read_prompt(text, tokenizer, vocab_size), tokenizer, generator)
-        except EOFError:
-            return print()
-        except KeyboardInterrupt:  # drops the typed line
-            print()
-        except UserError as error:
-            say(f"error: {error}", sys.stderr)
 
 
 def main(s: Settings) -> None:
@@ -233,26 +203,15 @@ def main(s: Settings) -> None:
     validate(s)
     device = resolve_device(s.device)
     model, tokenizer = load(s)
-    vocab_size, generator = model.config.vocab_size, torch.Generator(device).manual_seed(s.seed)
-    prompt, length = None, LINE
-    if s.interactive:
-        s = dataclasses.replace(s, num_samples=1)
-    else:
-        prompt = read_prompt(s.start, tokenizer, vocab_size)
-        length = len(prompt[1])
-    engine = auto.prepare(s, model, length, device, functools.partial(say, stream=sys.stderr))
+    generator = torch.Generator(device).manual_seed(s.seed)
+    prompt = read_prompt(s.start, tokenizer, model.config.vocab_size)
+    engine = auto.prepare(s, model, len(prompt[1]), device, functools.partial(say, stream=sys.stderr))
     del model  # frees the weights if the engine has copies
     if device.type == "cpu":  # only now, so that the system gets the memory of freed weights back
         memory.keep_freed_memory(keep=True)
-    if s.interactive:
-        converse(engine, s, tokenizer, vocab_size, generator)
-        after = engine.chosen
-    else:
-        began = time.perf_counter()
-        times = draw(engine, s, prompt, tokenizer, generator)
-        after = report(engine, s, len(times), times[0] - began, times[-1] - times[0], device)
-    if after:
-        say(after, sys.stderr)
+    began = time.perf_counter()
+    times = draw(engine, s, prompt, tokenizer, generator)
+    say(report(engine, s, len(times), times[0] - began, times[-1] - times[0], device), sys.stderr)
 
 
 if __name__ == "__main__":

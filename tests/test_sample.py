@@ -1,12 +1,8 @@
 """Sampling, run as a user does."""
 
-import io
 import json
-import os
 import re
-import select
 import sys
-import time
 
 import pytest
 import torch
@@ -19,7 +15,7 @@ from fusedgpt.generation import auto, engines
 from fusedgpt.runs import checkpoint, run_folder
 from model import GPT
 from tests.conftest import as_nanogpt_wrote, checkpoint_of, hugging_face, rows
-from tests.launch import fails, on_terminal
+from tests.launch import fails
 
 BYTES = {"tokenizer": "byte", "vocab_size": 256}
 
@@ -189,45 +185,6 @@ def test_one_sample_is_streamed_to_a_terminal_and_several_or_a_pipe_get_whole_te
         sample.main(quick(small_run, num_samples=samples))
         assert "".join(parts) == samples * f"!{text}"
         assert len(list(filter(None, parts))) == (len(text) if streams else samples), (terminal, samples)
-
-
-def until(terminal, words, seconds=60):
-    """The output of a program on its terminal, up to `words`."""
-    seen, deadline = b"", time.monotonic() + seconds
-    while words.encode() not in seen:
-        assert time.monotonic() < deadline and select.select([terminal], [], [], seconds)[0], seen
-        seen += os.read(terminal, 1)  # what comes after `words` is left for the next call
-    return seen.decode().replace("\r\n", "\n")
-
-
-def test_a_conversation_on_a_terminal(small_run):
-    flags = ["--interactive=True", "--device=cpu", "--dtype=float32", "--max_new_tokens=100000"]
-    with on_terminal("sample.py", f"--out_dir={small_run}", *flags) as (child, keys):
-        assert "sampling from" in until(keys, "prompt: ")
-        os.write(keys, b"AAAA\n")
-        assert "AAAA" in until(keys, "AAAA\r\n")  # the echo
-        first = until(keys, "AAAA")  # the sample begins with its prompt, and goes on as it is drawn
-        first += os.read(keys, 100).decode()
-        assert child.is_alive() and "---" not in first
-        os.write(keys, b"\x03")  # Ctrl-C ends the text
-        assert "Traceback" not in until(keys, "---------------\r\nprompt: ")
-        os.write(keys, b"z\n")  # the tokenizer has no such character
-        assert "error: the training text has no 'z'" in until(keys, "prompt: ")
-        time.sleep(0.5)  # the program shows a prompt before it reads, and a person types later
-        os.write(keys, b"half a line\x03")  # after Ctrl-C at the prompt, the program asks again
-        until(keys, "\r\nprompt: ")
-        os.write(keys, b"\x04")  # Ctrl-D
-        child.join(60)
-        assert child.exitcode == 0
-
-
-def test_each_prompt_of_a_pipe_is_continued_and_an_empty_one_ends_it(small_run, monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdin", io.StringIO("!!\n##\n\n$$\n"))
-    greedy = dict(temperature=0.0, max_new_tokens=9)
-    sample.main(quick(small_run, interactive=True, **greedy))
-    out = capsys.readouterr().out.partition("\n")[2]
-    texts = [text.removeprefix("prompt: ") for text in out.split("\n---------------\n")]
-    assert texts == [*(drawn(small_run, capsys, start=prompt, **greedy)[0] for prompt in ("!!", "##")), ""]
 
 
 def test_a_nanogpt_checkpoint_is_sampled_with_the_exact_gelu(small_run, tmp_path, capsys):
