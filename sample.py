@@ -7,9 +7,9 @@
 Every setting is a field of Settings; config files and --name=value flags set them (configurator.py).
 """
 
-import codecs
 import dataclasses
 import functools
+import itertools
 import pathlib
 import sys
 import time
@@ -138,27 +138,6 @@ def read_prompt(text: str, tokenizer: Tokenizer, vocab_size: int) -> tuple[str, 
     return text, ids
 
 
-class Sample:
-    """A text that grows id by id until an id that ends a text comes."""
-
-    def __init__(self, prompt: str, tokenizer: Tokenizer):
-        self.unshown, self.tokenizer, self.ended = prompt, tokenizer, False
-        self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")  # an id may be part of a character
-
-    def add(self, token: int) -> None:
-        """Append the next id, unless the sample has ended."""
-        self.ended |= token in self.tokenizer.ends
-        if not self.ended:
-            self.unshown += self.utf8.decode(self.tokenizer.decode([token]))
-
-    def show(self, end: str = "") -> None:
-        """Print at once what was not printed yet. end: what follows a complete sample."""
-        if end:
-            self.unshown += self.utf8.decode(b"", final=True)  # U+FFFD, if the last id began a character
-        print(terminal.harmless(self.unshown, sys.stdout), end=end, flush=True)
-        self.unshown = ""
-
-
 def report(engine: engines.Engine, s: Settings, drawn: int, first: float, rest: float, device: torch.device) -> str:
     """The lines that end the output: tokens/s, time to the first token, bandwidth, attention kernel, dtypes and why."""
     total = s.num_samples * drawn
@@ -181,20 +160,19 @@ def draw(
     text, ids = prompt
     if len(ids) > (most := engine.config.block_size):
         say(f"of the prompt's {len(ids)} tokens only the last {most} are read: block_size={most}", sys.stderr)
-    samples = [Sample(text, tokenizer) for _ in range(s.num_samples)]
     idx = torch.tensor([ids], device=generator.device).repeat(s.num_samples, 1)
     draws = s.temperature, s.top_k, s.top_p, generator, tokenizer.vocab_size
-    streams, times = s.num_samples == 1 and sys.stdout.isatty(), []
+    drawn, ended, times = [], set(), []
     for new in generate.new_tokens(engine, idx, s.max_new_tokens, *draws, cache=engine.cache):
-        for sample, token in zip(samples, new[:, 0].tolist()):
-            sample.add(token)
-        times.append(time.perf_counter())  # tolist() has waited for the device
-        if streams:
-            samples[0].show()
-        if all(sample.ended for sample in samples):
+        drawn.append(new[:, 0].tolist())  # waits for the device
+        times.append(time.perf_counter())
+        ended |= {n for n, token in enumerate(drawn[-1]) if token in tokenizer.ends}
+        if len(ended) == s.num_samples:
             break
-    for sample in samples:
-        sample.show(end="\n---------------\n")
+    for sample in zip(*drawn):
+        before_end = list(itertools.takewhile(lambda token: token not in tokenizer.ends, sample))
+        say(text + tokenizer.decode(before_end).decode(errors="replace"))
+        say("---------------")
     return times
 
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 
 import pytest
 import torch
@@ -153,38 +152,22 @@ def test_a_kept_checkpoint_is_sampled_by_its_name(done, capsys):
     assert f"sampling from {earlier}, after {iteration} iterations, validation loss" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("prompt", "ids", "shown", "ended"),
-    [
-        ("é", "a漢b".encode(), ["éa", "", "", "漢", "b"], False),  # half of a character waits for the rest
-        # the end of a document and the next document used to be printed; in a prompt, it does not end the sample
-        ("<|endoftext|>a", (*b"bc", 256, *b"d"), ["<|endoftext|>ab", "c", "", ""], True),
-    ],
-)
-def test_what_is_certain_is_shown_at_once_and_nothing_after_the_end(prompt, ids, shown, ended, capsys):
-    one, seen = sample.Sample(prompt, Tokenizer(BYTES | {"vocab_size": 257, "end_of_text": 256})), []
-    for id in ids:
-        one.add(id)
-        one.show()
-        seen.append(capsys.readouterr().out)
-    assert seen == shown and one.ended == ended
+def test_a_text_is_whole_and_ends_where_it_ends(small_run, monkeypatch, capsys):
+    # the end of a document and the next document used to be printed; in a prompt, it does not end the sample
+    tokenizer, load, asked = Tokenizer(BYTES | {"vocab_size": 257, "end_of_text": 256}), sample.load, []
+    monkeypatch.setattr(sample, "load", lambda s: (load(s)[0], tokenizer))
+    monkeypatch.setattr(sample, "read_prompt", lambda *_: ("<|endoftext|>é", [0]))
+    first = [*"a漢".encode(), 256, *b"other", 256]  # an id is a part of a character
+    second = [*"😀".encode(), 200, 256, *b"more"]
 
+    def new_tokens(*args, **how):
+        for pair in zip(first, second):
+            asked.append(pair)
+            yield torch.tensor(pair)[:, None]
 
-def test_one_sample_is_streamed_to_a_terminal_and_several_or_a_pipe_get_whole_texts(small_run, monkeypatch, capsys):
-    text, load, parts = "a漢é😀 EN END of", sample.load, []
-    monkeypatch.setattr(sample, "load", lambda s: (load(s)[0], Tokenizer(BYTES)))
-    draws = [torch.tensor([[id]]) for id in text.encode()]
-    monkeypatch.setattr(
-        sample.generate, "new_tokens", lambda _, idx, *__, **___: (d.expand(len(idx), 1) for d in draws)
-    )
-    show = sample.Sample.show
-    monkeypatch.setattr(sample.Sample, "show", lambda one, end="": parts.append(one.unshown) or show(one, end))
-    for terminal, samples, streams in ((True, 1, True), (True, 2, False), (False, 1, False)):
-        monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal)
-        parts.clear()
-        sample.main(quick(small_run, num_samples=samples))
-        assert "".join(parts) == samples * f"!{text}"
-        assert len(list(filter(None, parts))) == (len(text) if streams else samples), (terminal, samples)
+    monkeypatch.setattr(sample.generate, "new_tokens", new_tokens)
+    assert drawn(small_run, capsys) == ["<|endoftext|>éa漢", "<|endoftext|>é😀\N{REPLACEMENT CHARACTER}"]
+    assert len(asked) == 6  # both have ended
 
 
 def test_a_nanogpt_checkpoint_is_sampled_with_the_exact_gelu(small_run, tmp_path, capsys):
