@@ -50,7 +50,7 @@ MISTAKES = [
     ("train.py {small} --init_from=nobody/no-such-model", "name a folder"),
     ("export.py {run}/best.pt", "name the folder that it is in, {run}"),
     ("sample.py --init_from={run}", "name it with --out_dir={run}"),
-    ("sample.py {run} --start=FILE:{absent}", "cannot read the prompt in {absent}"),
+    ("sample.py {run} --start=FILE:{absent}", "No such file or directory: '{absent}'"),
     ("export.py {run} {full}", "name another folder"),
     ("plot.py {empty}", "name the folder of a run"),
     ("plot.py", "python plot.py RUN"),
