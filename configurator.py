@@ -2,16 +2,14 @@
 
     python train.py config/train_shakespeare_char.py --batch_size=32
 
-A config file is Python code that assigns to settings. Files and flags pass the same checks. tyro writes the help. A
-script that executes the text of this file, as nanoGPT's do, gets both applied to its globals:
-
-    exec(open("configurator.py").read())
+A config file is Python code that assigns to settings. Files and flags pass the same checks. tyro writes the help.
 """
 
-if __name__ != "configurator":  # a script executes this text
-    _script = dict(globals())  # before names of ours, such as `re`, replace the script's
+if __name__ != "configurator":  # nanoGPT's scripts execute this text; without a word, flags would change nothing
+    raise SystemExit(
+        "error: import configure from configurator.py, and call configure(Settings(), sys.argv[1:], __doc__)"
+    )
 
-import builtins
 import contextlib
 import dataclasses
 import difflib
@@ -153,8 +151,7 @@ def _assignments(file, settings):
         )
     names = _Assigned(vars(settings) | LENT | {"__name__": "<config file>", "__file__": file})
     try:
-        # not `compile`, which may be a setting of the script that executes this text
-        exec(builtins.compile(pathlib.Path(file).read_bytes(), file, "exec"), names)
+        exec(compile(pathlib.Path(file).read_bytes(), file, "exec"), names)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # also exit(), which would end the script with status 0
@@ -215,17 +212,6 @@ def _allowed(annotation):
     return " or ".join(map(_allowed, typing.get_args(annotation))) or PLAIN[annotation]
 
 
-def apply(names: dict[str, Any], args: list[str]) -> None:
-    """Change those of a script's globals `names` that config files and flags in `args` set, as nanoGPT does.
-
-    A setting is a global of a plain type whose name does not begin with _. It keeps its type, unless it is None.
-    """
-    values = {k: v for k, v in names.items() if type(v) in PLAIN and not k.startswith("_")}
-    kinds = {types.NoneType: typing.Union[tuple(PLAIN)]}  # noqa: UP007 (a tuple of types)
-    fields = [(k, kinds.get(type(v), type(v)), dataclasses.field(default=v)) for k, v in values.items()]
-    names |= vars(configure(dataclasses.make_dataclass("Settings", fields)(), args, ""))
-
-
 def _print_help(settings, unused, description):
     """Print the settings that are not in `unused`, with their values, and exit."""
     import tyro
@@ -241,9 +227,3 @@ def _print_help(settings, unused, description):
     how = dict(prog=as_called(f"python {os.path.basename(sys.argv[0])}"), description=as_called(description))
     how |= dict(use_underscores=True, config=(tyro.conf.FlagConversionOff,))  # --flag=True, not --flag and --no-flag
     tyro.cli(kind, default=kind(**vars(settings)), args=["--help"], **how)
-
-
-if __name__ != "configurator":
-    with one_sentence():
-        apply(_script, sys.argv[1:])
-    globals().update(_script)

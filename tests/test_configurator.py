@@ -1,10 +1,6 @@
 """Defaults, then files, then flags; and a sentence for each mistake."""
 
 import dataclasses
-import os
-import subprocess
-import sys
-import types
 from typing import Literal
 
 import pytest
@@ -14,7 +10,7 @@ import sample
 import train
 from configurator import assigned, changed, configure, separate
 from fusedgpt.errors import UserError
-from tests.launch import ROOT, script, sentence
+from tests.launch import ROOT, fails, script
 
 pytest.importorskip("tyro")
 
@@ -53,7 +49,7 @@ def test_a_file_changes_an_earlier_run_to_a_default_too(tmp_path):
 
 
 KINDS = [bool, int, float, str, bool | Literal["auto"], Literal["manual", "flash"], int | None, float | None]
-KINDS += [str | None, Literal["manual", "flash"] | str, types.NoneType | bool | int | float | str]
+KINDS += [str | None, Literal["manual", "flash"] | str]
 # T8: many of these ended nanoGPT with a bare AssertionError or ValueError
 TEXTS = ["", " ", " 5 ", "two words", "\u0665", "5" * 5000, "'flash'", "5", "-5", "+5", "2_000", "5.0", "1e3", "1e308"]
 TEXTS += ["-.5", "inf", "nan", "0x10", "True", "true", "False", "1", "None", "none", "auto", "flash", "a=b", "--x"]
@@ -102,57 +98,11 @@ def test_arguments_without_names_set_places(tmp_path):
     assert separate(["a", "--x-y", "1", "-h", "b", "--z"]) == (["a", "b"], ["--x_y=1", "--z"])
 
 
-NANOGPTS = """
-n_layer = 12
-learning_rate = 6e-4
-compile = True
-out_dir = 'out'
-resume_from = None
-_private = 5
-config_keys = [k for k,v in globals().items() if not k.startswith('_') and isinstance(v, (int, float, bool, str))]
-exec(open('configurator.py').read()) # overrides from command line or config file
-config = {k: globals()[k] for k in config_keys} # will be useful for logging
-print(config, resume_from)
-"""
-
-
-def executed(*command):
-    how = dict(cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-    return subprocess.run([sys.executable, *command], check=False, **how)
-
-
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        ([], "{'n_layer': 12, 'learning_rate': 0.0006, 'compile': True, 'out_dir': 'out'} None\n"),
-        (
-            ["CONFIG", "--compile=False", "--resume_from=5", "--n_layer=3"],
-            "{'n_layer': 3, 'learning_rate': 1.0, 'compile': False, 'out_dir': 'out-x'} 5\n",
-        ),
-        (["--n_layer=2.5"], "n_layer='2.5' is not allowed: it takes a whole number"),
-        (["--_private=6"], "there is no setting '_private'"),
-    ],
-)
-def test_a_script_that_executes_the_text_is_configured(args, said, tmp_path):
-    # nanoGPT's train.py, sample.py and bench.py do: every flag and file used to be ignored in silence
-    config, mine = tmp_path / "c.py", tmp_path / "mine.py"
-    config.write_text("import time\nn_layer = 2 * 2\nlearning_rate = 1\nout_dir = 'out-' + 'x'")
-    mine.write_text(NANOGPTS)
-    done = executed(mine, *(str(config) if arg == "CONFIG" else arg for arg in args))
-    assert done.returncode == (0 if said.startswith("{") else 1)
-    assert done.stdout.startswith(said) if said.startswith("{") else said in sentence(done.stderr)
-
-
-def test_a_script_keeps_its_globals_that_are_named_like_ours(tmp_path):
-    # `apply = 5` became our function, and `re = None` the module
-    names = [name for name in vars(configurator) if not name.startswith("__")]
-    assert {"apply", "re", "COMMAND_LINE", "_set"} <= {*names}
+def test_a_script_that_executes_the_text_is_told(tmp_path):
+    # nanoGPT's train.py, sample.py and bench.py do: every flag and file was ignored in silence
     mine = tmp_path / "mine.py"
-    mine.write_text(
-        f"globals().update(dict.fromkeys({names}, 5))\nexec(open('configurator.py').read())\n"
-        f"print([name for name in {names} if globals()[name] != 5], apply)"
-    )
-    assert executed(mine, "--apply=6").stdout == "['apply'] 6\n"
+    mine.write_text("compile = True\nexec(open('configurator.py').read())\n")
+    assert "import configure from configurator.py" in fails(mine)
 
 
 NO_VALUE = "has no value: flags are written --name=value, as in --device=cpu or --compile=True"
