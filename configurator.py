@@ -18,7 +18,6 @@ import os
 import pathlib
 import pickle
 import re
-import shlex
 import sys
 import time
 import types
@@ -34,14 +33,11 @@ LARGEST = 2**63 - 1  # the largest whole number of PyTorch and numpy
 LENT = {module.__name__: module for module in (os, time, math, pickle)}  # nanoGPT's train.py has imported these
 # types of settings
 PLAIN = {bool: "True or False", int: "a whole number", float: "a number", str: "text", types.NoneType: "None"}
-
-
-# what other programs call a setting
-ELSEWHERE = {"lr": "learning_rate", "wd": "weight_decay", "warmup": "warmup_iters", "epochs": "max_iters"}
-ELSEWHERE |= {"steps": "max_iters", "max_steps": "max_iters", "batch": "batch_size", "bs": "batch_size"}
-ELSEWHERE |= {"context_length": "block_size", "seq_len": "block_size", "max_length": "block_size"}
-ELSEWHERE |= {"layers": "n_layer", "heads": "n_head", "hidden_size": "n_embd", "output_dir": "out_dir"}
-ELSEWHERE |= {"precision": "dtype", "bf16": "dtype", "fp16": "dtype", "prompt": "start", "model": "init_from"}
+# what other programs call a setting, if its name here is not near
+ELSEWHERE = {"lr": "learning_rate", "wd": "weight_decay", "bs": "batch_size", "hidden_size": "n_embd"}
+ELSEWHERE |= {"epochs": "max_iters", "steps": "max_iters", "max_steps": "max_iters", "seq_len": "block_size"}
+ELSEWHERE |= {"context_length": "block_size", "max_length": "block_size", "precision": "dtype", "prompt": "start"}
+ELSEWHERE |= {"model": "init_from"}
 
 
 def configure(
@@ -56,7 +52,6 @@ def configure(
     `--help` prints all settings that are not in `unused` with their values, and exits. unused, places: see `assigned`.
     Raises UserError for whatever is wrong in a file or a flag.
     """
-    args = ["--help"] if args == ["help"] else args
     settings = changed(defaults, assigned(defaults, args, unused, places))
     if {"-h", "--help"} & set(args):
         _print_help(settings, unused, description)
@@ -79,8 +74,7 @@ def assigned(
     files = [arg for arg in unnamed if not places or arg.endswith(".py")]
     values = [arg for arg in unnamed if arg not in files]
     if extra := values[len(places) :]:
-        prompt = f", such as --start={shlex.quote(extra[0])}" * ("start" in vars(defaults))
-        raise UserError(f"{COMMAND_LINE}: {shown(extra[0])} is one argument too many: flags are --name=value{prompt}")
+        raise UserError(f"{COMMAND_LINE}: {shown(extra[0])} is one argument too many: flags are --name=value")
     flags = [f"--{name}={value}" for name, value in zip(places, values)] + flags  # flags of one's own count more
     found = []
     for file in files:
@@ -126,7 +120,7 @@ def _name_and_text(flag, settings, unused):
 
 def answer_help(defaults: Any, args: list[str], description: str, **how: Any) -> None:
     """Print the help as `configure` does and exit, if `args` have --help."""
-    if {"-h", "--help"} & set(args) or args == ["help"]:
+    if {"-h", "--help"} & set(args):
         with one_sentence():
             configure(defaults, args, description, **how)
 
@@ -152,8 +146,6 @@ def _assignments(file, settings):
     names = _Assigned(vars(settings) | LENT | {"__name__": "<config file>", "__file__": file})
     try:
         exec(compile(pathlib.Path(file).read_bytes(), file, "exec"), names)
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:  # also exit(), which would end the script with status 0
         raise UserError(f"config file {file} fails: {type(error).__name__}: {first_line(error)}") from error
     found = {name: v for name, v in names.items() if not (callable(v) or isinstance(v, types.ModuleType))}
@@ -165,8 +157,6 @@ def _set(settings, name, value, where):
     field, in_file = _field(settings, name, where), where != COMMAND_LINE
     if in_file and type(value) is float and field.type is int and math.isfinite(value):
         value = round(value)  # as in nanoGPT, whose scripts take any number
-    if in_file and value is None and field.type is str:
-        value = ""
     refused = f"{where}: {name}={shown(value)} is not allowed: it takes"
     try:
         new = _read(str(value), field)
