@@ -157,31 +157,26 @@ def _set(settings, name, value, where):
     field, in_file = _field(settings, name, where), where != COMMAND_LINE
     if in_file and type(value) is float and field.type is int and math.isfinite(value):
         value = round(value)  # as in nanoGPT, whose scripts take any number
-    refused = f"{where}: {name}={shown(value)} is not allowed: it takes"
-    try:
-        new = _read(str(value), field)
-        if in_file and new != value:  # in a file, steps = "5" is a mistake
-            raise ValueError
-    except Exception as error:  # a file's value may be of any type
-        raise UserError(f"{refused} {_allowed(field.type)}") from error
-    if isinstance(new, int) and abs(new) > LARGEST:
-        raise UserError(f"{refused} whole numbers below 2**63")
-    return dataclasses.replace(settings, **{name: new})
+    # a file's value may be of any type, and steps = "5" is a mistake there
+    found = _read(str(value), field.type) if type(value) in PLAIN else []
+    if not found or (in_file and found[0] != value):
+        raise UserError(f"{where}: {name}={shown(value)} is not allowed: it takes {_allowed(field.type)}")
+    if isinstance(found[0], int) and abs(found[0]) > LARGEST:
+        raise UserError(f"{where}: {name}={shown(value)} is not allowed: it takes whole numbers below 2**63")
+    return dataclasses.replace(settings, **{name: found[0]})
 
 
-def _read(text, field):
-    """`text` as the value of a field, as tyro would read it. Raises ValueError if it does not fit."""
-    choice = typing.get_origin(field.type) is typing.Literal
-    kinds = [field.type] if choice else typing.get_args(field.type) or [field.type]
+def _read(text, annotation):
+    """What `text` may mean as a value of a type, first what tyro would take it for; [] if it does not fit."""
+    found, choice = [], typing.get_origin(annotation) is typing.Literal
+    kinds = [annotation] if choice else typing.get_args(annotation) or [annotation]
     for kind in sorted(kinds, key=lambda kind: kind is str):  # last, because every text is one
         if values := {bool: (True, False), types.NoneType: (None,)}.get(kind, typing.get_args(kind)):
-            named = {str(value): value for value in values}
-            if text in named:
-                return named[text]
+            found += [value for value in values if str(value) == text]
         else:
             with contextlib.suppress(ValueError):
-                return kind(text)
-    raise ValueError(text)
+                found.append(kind(text))
+    return found
 
 
 def _field(settings, name, where):

@@ -60,15 +60,13 @@ def test_values_are_read_as_tyro_reads_them(kind, capfd):
     import tyro
 
     made = dataclasses.make_dataclass("Made", [("value", kind)])
-    (field,) = dataclasses.fields(made)
     for text in TEXTS:
         try:
             want = tyro.cli(made, args=[f"--value={text}"], config=(tyro.conf.FlagConversionOff,)).value
         except SystemExit:
-            with pytest.raises(ValueError):
-                configurator._read(text, field)
+            assert configurator._read(text, kind) == [], text
         else:
-            got = configurator._read(text, field)
+            got, *_ = configurator._read(text, kind)
             assert type(got) is type(want) and repr(got) == repr(want), text
 
 
