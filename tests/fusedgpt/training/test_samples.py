@@ -82,7 +82,6 @@ def test_a_signal_around_an_evaluation_loses_no_sample(tmp_path, data, monkeypat
     ("prompts", "message"),
     [
         ("", "has no prompt"),
-        ("FILE:/no/such", "cannot read sample_prompts"),
         ("ä", "--sample_prompts='ä' cannot be used: the training text has no 'ä'"),  # who gave none has the default
     ],
 )
