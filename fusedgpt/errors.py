@@ -2,7 +2,6 @@
 
 import contextlib
 import reprlib
-import select
 import signal
 import sys
 from collections.abc import Iterator
@@ -47,16 +46,6 @@ def out_of_memory(error: BaseException) -> bool:
     return full or (isinstance(error, (RuntimeError, OSError)) and any(sign in first_line(error) for sign in signs))
 
 
-def _reader_is_gone():
-    """Whether the output is a pipe whose reader, such as `head`, has ended. Another pipe may break: one to wandb."""
-    if not hasattr(select, "poll"):  # Windows
-        return True
-    poll = select.poll()
-    for number in (1, 2):
-        poll.register(number, 0)  # 0: errors alone
-    return bool(poll.poll(0))
-
-
 @contextlib.contextmanager
 def one_sentence(if_memory_is_full: str = "") -> Iterator[None]:
     """End the script with one sentence and status 1 on a UserError, an OSError, a missing package, or full memory.
@@ -73,9 +62,6 @@ def one_sentence(if_memory_is_full: str = "") -> Iterator[None]:
         print(file=sys.stderr)  # the line on the console may be half written
         sys.exit(128 + signal.SIGINT)
     except (UserError, OSError) as error:
-        if isinstance(error, BrokenPipeError) and _reader_is_gone():
-            sys.stderr.close()  # nobody is left to tell
-            sys.exit(1)
         sentence = "error: " + as_called(" ".join(line.strip() for line in str(error).splitlines()))
         sys.exit(terminal.harmless(sentence, sys.stderr))
     except ModuleNotFoundError as error:
