@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from fusedgpt import INSTALL, terminal
+from fusedgpt import terminal
 from fusedgpt.home import as_called
 
 SHORT = reprlib.Repr()
@@ -61,13 +61,9 @@ def one_sentence(if_memory_is_full: str = "") -> Iterator[None]:
     except KeyboardInterrupt:
         print(file=sys.stderr)  # the line on the console may be half written
         sys.exit(128 + signal.SIGINT)
-    except (UserError, OSError) as error:
+    except (UserError, OSError, ModuleNotFoundError) as error:
         sentence = "error: " + as_called(" ".join(line.strip() for line in str(error).splitlines()))
         sys.exit(terminal.harmless(sentence, sys.stderr))
-    except ModuleNotFoundError as error:
-        if not error.name or error.name.partition(".")[0] in ("configurator", "fusedgpt", "model"):
-            raise
-        sys.exit(f"error: {sys.executable} has no package {error.name}: {INSTALL}")
     except Exception as error:
         if not out_of_memory(error):
             raise

@@ -62,11 +62,9 @@ def test_without_the_environment_a_script_says_how_to_get_it(name, package):
     assert any(remedy in done.stderr for remedy in ("bin/activate", "make setup"))
 
 
-def test_a_package_that_is_missing_is_one_sentence(capsys):
-    with pytest.raises(SystemExit, match=r"has no package absent: (activate|install)"), one_sentence():
-        raise ModuleNotFoundError("No module named 'absent'", name="absent")
-    with pytest.raises(ModuleNotFoundError), one_sentence():  # a mistake of ours
-        raise ModuleNotFoundError("No module named 'fusedgpt.absent'", name="fusedgpt.absent")
+def test_a_package_that_is_missing_is_one_sentence():
+    with pytest.raises(SystemExit, match="error: No module named 'absent'"), one_sentence():
+        raise ModuleNotFoundError("No module named 'absent'")
 
 
 def test_an_old_python_is_named():
