@@ -36,7 +36,6 @@ def test_help_does_not_import_pytorch():
         (dict(dropout=float("nan")), "must be from 0 to just under 1"),
         (dict(learning_rate=-1.0), "must be 0 or more, and finite"),
         (dict(minutes=0.0), "must be more than 0, and finite"),
-        (dict(init_from=""), "it can be scratch, resume, auto, or a hub id"),
     ],
     ids=str,
 )
