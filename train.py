@@ -6,16 +6,11 @@
 Every setting is a field of Settings (fusedgpt/settings.py); config files and --name=value flags set them.
 """
 
-import signal
-import sys
-
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a background job ignores Ctrl-C
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is something to save, Ctrl-C ends the program at once
-
 import dataclasses
 import functools
 import gc
 import pathlib
+import sys
 import time
 from collections.abc import Callable
 
