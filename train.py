@@ -152,10 +152,6 @@ def find_data(s: Settings) -> tuple[pathlib.Path, dict]:
     """The folder of the data set, and its meta. Raises UserError if bins are missing, before anything is built."""
     folder = dataset.find_folder(ROOT, s.dataset)
     meta = dataset.read_meta(folder, s.vocab_size)
-    if s.dataset == Settings.dataset and not any(folder.glob("train*.bin")):
-        quick = "for a first run on a small data set: python data/python_stdlib/prepare.py && python train.py"
-        how = f"run data/{s.dataset}/prepare.py; {quick} config/quickstart.py"
-        raise UserError(f"{folder}/train.bin does not exist: {how}")
     for split in dataset.SPLITS:
         dataset.TokenFile(folder, split, meta)
     return folder, meta
