@@ -268,12 +268,7 @@ class GPT(nn.Module):
         Raises UserError if its weights and its config do not fit each other.
         """
         try:
-            config = GPTConfig(**{**saved["model_args"], **saved["extra_model_args"], **changes})
-            tied = "lm_head.weight" if config.tie_embeddings else None
-            held = sum(w.numel() for name, w in saved["model"].items() if name != tied)
-            if saved["model"] and config.num_params != held:  # before building a model that may not fit into memory
-                raise ValueError(f"model_args mean {config.num_params:,} parameters, but the weights have {held:,}")
-            model = cls(config)
+            model = cls(GPTConfig(**{**saved["model_args"], **saved["extra_model_args"], **changes}))
             if saved["model"]:  # on the meta device, the model takes over these tensors, which are not read yet
                 model.load_state_dict(saved["model"], assign=model.lm_head.weight.is_meta)
                 model.tie_weights()
