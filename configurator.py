@@ -6,9 +6,7 @@ A config file is Python code that assigns to settings. Files and flags pass the 
 """
 
 if __name__ != "configurator":  # nanoGPT's scripts execute this text; without a word, flags would change nothing
-    raise SystemExit(
-        "error: import configure from configurator.py, and call configure(Settings(), sys.argv[1:], __doc__)"
-    )
+    raise SystemExit("error: import configurator, and call configurator.configure(Settings(), sys.argv[1:], __doc__)")
 
 import contextlib
 import dataclasses
@@ -29,6 +27,7 @@ from fusedgpt.errors import UserError, first_line, one_sentence, shown
 from fusedgpt.home import as_called
 
 COMMAND_LINE = "the command line"
+NONE = types.MappingProxyType({})
 LENT = {module.__name__: module for module in (os, time, math, pickle)}  # nanoGPT's train.py has imported these
 # types of settings
 PLAIN = {bool: "True or False", int: "a whole number", float: "a number", str: "text", types.NoneType: "None"}
@@ -40,11 +39,7 @@ ELSEWHERE |= {"model": "init_from"}
 
 
 def configure(
-    defaults: Any,
-    args: list[str],
-    description: str,
-    unused: Mapping[str, str] = types.MappingProxyType({}),
-    places: tuple[str, ...] = (),
+    defaults: Any, args: list[str], description: str, unused: Mapping[str, str] = NONE, places: tuple[str, ...] = ()
 ):
     """Return `defaults`, an instance of a dataclass of settings, as config files and `--name=value` flags change it.
 
@@ -58,10 +53,7 @@ def configure(
 
 
 def assigned(
-    defaults: Any,
-    args: list[str],
-    unused: Mapping[str, str] = types.MappingProxyType({}),
-    places: tuple[str, ...] = (),
+    defaults: Any, args: list[str], unused: Mapping[str, str] = NONE, places: tuple[str, ...] = ()
 ) -> list[tuple[str, Any, str]]:
     """What config files, which may read `defaults`, and then flags set: the name, the value and where it is from.
 

@@ -120,7 +120,7 @@ def load(s: Settings) -> tuple[GPT, Tokenizer]:
     return model, tokenizer
 
 
-def read_prompt(text: str, tokenizer: Tokenizer, vocab_size: int) -> tuple[str, list[int]]:
+def read_prompt(text: str, tokenizer: Tokenizer) -> tuple[str, list[int]]:
     """The prompt as text and as ids. text: the prompt, or FILE:path. Raises UserError if it cannot be used."""
     if text.startswith("FILE:"):
         # data has no BOM either; the tokenizer refuses what is not UTF-8
@@ -128,8 +128,6 @@ def read_prompt(text: str, tokenizer: Tokenizer, vocab_size: int) -> tuple[str, 
     ids = tokenizer.encode(text)
     if not ids:
         raise UserError("the prompt is empty: give at least one character with --start")
-    if max(ids) >= vocab_size:
-        raise UserError(f"the prompt has the id {max(ids)}, but the model has only {vocab_size} ids: change --start")
     return text, ids
 
 
@@ -177,7 +175,7 @@ def main(s: Settings) -> None:
     device = resolve_device(s.device)
     model, tokenizer = load(s)
     generator = torch.Generator(device).manual_seed(s.seed)
-    prompt = read_prompt(s.start, tokenizer, model.config.vocab_size)
+    prompt = read_prompt(s.start, tokenizer)
     engine = auto.prepare(s, model, len(prompt[1]), device, functools.partial(say, stream=sys.stderr))
     del model  # frees the weights if the engine has copies
     if device.type == "cpu":  # only now, so that the system gets the memory of freed weights back

@@ -100,7 +100,7 @@ def test_a_script_that_executes_the_text_is_told(tmp_path):
     # nanoGPT's train.py, sample.py and bench.py do: every flag and file was ignored in silence
     mine = tmp_path / "mine.py"
     mine.write_text("compile = True\nexec(open('configurator.py').read())\n")
-    assert "import configure from configurator.py" in fails(mine)
+    assert "import configurator" in fails(mine)
 
 
 NO_VALUE = "has no value: flags are written --name=value, as in --device=cpu or --compile=True"

@@ -105,10 +105,10 @@ def test_a_prompt_from_a_file_of_windows_is_the_text_alone(tmp_path):
     # the BOM, which data loses when they are prepared, was read as three more bytes of the prompt
     prompt = tmp_path / "prompt.txt"
     prompt.write_bytes("\ufeffé\r\n".encode())
-    assert sample.read_prompt(f"FILE:{prompt}", Tokenizer(BYTES), 256) == ("é\n", [*"é\n".encode()])
+    assert sample.read_prompt(f"FILE:{prompt}", Tokenizer(BYTES)) == ("é\n", [*"é\n".encode()])
     prompt.write_bytes("é".encode("cp1252"))
     with pytest.raises(UserError, match="cannot be written in UTF-8"):
-        sample.read_prompt(f"FILE:{prompt}", Tokenizer(BYTES), 256)
+        sample.read_prompt(f"FILE:{prompt}", Tokenizer(BYTES))
 
 
 def test_temperature_0_and_top_k_1_are_greedy(small_run, capsys):
@@ -187,12 +187,9 @@ def test_a_nanogpt_checkpoint_is_sampled_with_the_exact_gelu(small_run, tmp_path
 
 
 def test_ids_that_the_model_has_not_are_refused(tmp_path):
-    # the second used to be an IndexError: bytes in a vocabulary of 65
     hugging_face(tmp_path, n_layer=1, n_head=2, n_embd=32, n_positions=32, vocab_size=101)
     sentence = fails("sample.py", f"--init_from={tmp_path}")
     assert "the tokenizer (gpt2) has 50257 ids, the model 101: put the tokenizer.json or meta.json" in sentence
-    with pytest.raises(UserError, match="the prompt has the id 97, but the model has only 65 ids: change --start"):
-        sample.read_prompt("a", Tokenizer(BYTES), 65)
 
 
 @pytest.mark.parametrize(
