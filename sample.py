@@ -132,18 +132,14 @@ def read_prompt(text: str, tokenizer: Tokenizer) -> tuple[str, list[int]]:
 
 
 def report(engine: engines.Engine, s: Settings, drawn: int, first: float, rest: float, device: torch.device) -> str:
-    """The lines that end the output: tokens/s, time to the first token, bandwidth, attention kernel, dtypes and why."""
+    """What ends the output: tokens/s, time to the first token, attention kernel, dtypes and why."""
     total = s.num_samples * drawn
     prefill, one = map(dtype_name, engine.dtypes)
-    lines = [
+    speed = (
         f"{s.num_samples} x {drawn} tokens in {first + rest:.1f} s: {total / (first + rest):,.1f} tokens/s, the first"
         f" after {first:.2f} s (attention {engine.config.attention}, prefill {prefill}, decode {one}, {device})"
-    ]
-    if drawn > 1:
-        steps = (drawn - 1) / rest
-        read = engine.bytes_per_step * steps / 1e9
-        lines.append(f"decode: {s.num_samples * steps:,.1f} tokens/s; it reads {read:,.1f} GB/s of weights")
-    return "\n".join(filter(None, [*lines, engine.chosen]))
+    )
+    return f"{speed}\n{engine.chosen}".rstrip()
 
 
 def draw(

@@ -55,17 +55,13 @@ def test_where_the_text_comes_from_what_was_chosen_and_how_fast_it_was_is_said(s
     assert re.search(rf"^{prompt}; {tokens}; {again}$", said.err, re.M), said.err
     last = r"2 x 9 tokens in [\d.]+ s: [\d.,]+ tokens/s, the first after [\d.]+ s "
     assert re.search(rf"^{last}\(attention sdpa, prefill {kinds}, decode {kinds}, cpu\)$", said.err, re.M), said.err
-    rate = r"^decode: [\d.,]+ tokens/s; it reads [\d.]+ GB/s of weights$"
-    assert re.search(rate, said.err, re.M), said.err
 
 
 def test_the_speeds_are_those_of_the_clock(small_run, capsys):
     # 2 samples of 5 tokens: the first tokens after 2 s, the other four steps in 1 s more
     engine = auto.prepare(s := quick(small_run), sample.load(s)[0], 1, torch.device("cpu"), print)
-    engine.bytes_per_step = 1e9
-    first, second = sample.report(engine, s, 5, 2.0, 1.0, torch.device("cpu")).splitlines()
-    assert first.startswith("2 x 5 tokens in 3.0 s: 3.3 tokens/s, the first after 2.00 s (")
-    assert second == "decode: 8.0 tokens/s; it reads 4.0 GB/s of weights"
+    said = sample.report(engine, s, 5, 2.0, 1.0, torch.device("cpu"))
+    assert said.startswith("2 x 5 tokens in 3.0 s: 3.3 tokens/s, the first after 2.00 s (")
 
 
 def test_the_flags_that_auto_names_make_the_same_text(small_run, capsys, monkeypatch):
