@@ -2,16 +2,12 @@
 
     python train.py config/train_shakespeare_char.py --batch_size=32
 
-A config file is Python code that assigns to settings. Files and flags pass the same checks. tyro writes the help. A
-script that executes the text of this file, as nanoGPT's do, gets both applied to its globals:
-
-    exec(open("configurator.py").read())
+A config file is Python code that assigns to settings. Files and flags pass the same checks. tyro writes the help.
 """
 
-if __name__ != "configurator":  # a script executes this text
-    _script = dict(globals())  # before names of ours, such as `re`, replace the script's
+if __name__ != "configurator":  # nanoGPT's scripts execute this text; without a word, flags would change nothing
+    raise SystemExit("error: import configurator, and call configurator.configure(Settings(), sys.argv[1:], __doc__)")
 
-import builtins
 import contextlib
 import dataclasses
 import difflib
@@ -20,7 +16,6 @@ import os
 import pathlib
 import pickle
 import re
-import shlex
 import sys
 import time
 import types
@@ -32,33 +27,25 @@ from fusedgpt.errors import UserError, first_line, one_sentence, shown
 from fusedgpt.home import as_called
 
 COMMAND_LINE = "the command line"
-LARGEST = 2**63 - 1  # the largest whole number of PyTorch and numpy
+NONE = types.MappingProxyType({})
 LENT = {module.__name__: module for module in (os, time, math, pickle)}  # nanoGPT's train.py has imported these
 # types of settings
 PLAIN = {bool: "True or False", int: "a whole number", float: "a number", str: "text", types.NoneType: "None"}
-
-
-# what other programs call a setting
-ELSEWHERE = {"lr": "learning_rate", "wd": "weight_decay", "warmup": "warmup_iters", "epochs": "max_iters"}
-ELSEWHERE |= {"steps": "max_iters", "max_steps": "max_iters", "batch": "batch_size", "bs": "batch_size"}
-ELSEWHERE |= {"context_length": "block_size", "seq_len": "block_size", "max_length": "block_size"}
-ELSEWHERE |= {"layers": "n_layer", "heads": "n_head", "hidden_size": "n_embd", "output_dir": "out_dir"}
-ELSEWHERE |= {"precision": "dtype", "bf16": "dtype", "fp16": "dtype", "prompt": "start", "model": "init_from"}
+# what other programs call a setting, if its name here is not near
+ELSEWHERE = {"lr": "learning_rate", "wd": "weight_decay", "bs": "batch_size", "hidden_size": "n_embd"}
+ELSEWHERE |= {"epochs": "max_iters", "steps": "max_iters", "max_steps": "max_iters", "seq_len": "block_size"}
+ELSEWHERE |= {"context_length": "block_size", "max_length": "block_size", "precision": "dtype", "prompt": "start"}
+ELSEWHERE |= {"model": "init_from"}
 
 
 def configure(
-    defaults: Any,
-    args: list[str],
-    description: str,
-    unused: Mapping[str, str] = types.MappingProxyType({}),
-    places: tuple[str, ...] = (),
+    defaults: Any, args: list[str], description: str, unused: Mapping[str, str] = NONE, places: tuple[str, ...] = ()
 ):
     """Return `defaults`, an instance of a dataclass of settings, as config files and `--name=value` flags change it.
 
     `--help` prints all settings that are not in `unused` with their values, and exits. unused, places: see `assigned`.
     Raises UserError for whatever is wrong in a file or a flag.
     """
-    args = ["--help"] if args == ["help"] else args
     settings = changed(defaults, assigned(defaults, args, unused, places))
     if {"-h", "--help"} & set(args):
         _print_help(settings, unused, description)
@@ -66,10 +53,7 @@ def configure(
 
 
 def assigned(
-    defaults: Any,
-    args: list[str],
-    unused: Mapping[str, str] = types.MappingProxyType({}),
-    places: tuple[str, ...] = (),
+    defaults: Any, args: list[str], unused: Mapping[str, str] = NONE, places: tuple[str, ...] = ()
 ) -> list[tuple[str, Any, str]]:
     """What config files, which may read `defaults`, and then flags set: the name, the value and where it is from.
 
@@ -81,8 +65,7 @@ def assigned(
     files = [arg for arg in unnamed if not places or arg.endswith(".py")]
     values = [arg for arg in unnamed if arg not in files]
     if extra := values[len(places) :]:
-        prompt = f", such as --start={shlex.quote(extra[0])}" * ("start" in vars(defaults))
-        raise UserError(f"{COMMAND_LINE}: {shown(extra[0])} is one argument too many: flags are --name=value{prompt}")
+        raise UserError(f"{COMMAND_LINE}: {shown(extra[0])} is one argument too many: flags are --name=value")
     flags = [f"--{name}={value}" for name, value in zip(places, values)] + flags  # flags of one's own count more
     found = []
     for file in files:
@@ -128,7 +111,7 @@ def _name_and_text(flag, settings, unused):
 
 def answer_help(defaults: Any, args: list[str], description: str, **how: Any) -> None:
     """Print the help as `configure` does and exit, if `args` have --help."""
-    if {"-h", "--help"} & set(args) or args == ["help"]:
+    if {"-h", "--help"} & set(args):
         with one_sentence():
             configure(defaults, args, description, **how)
 
@@ -153,10 +136,7 @@ def _assignments(file, settings):
         )
     names = _Assigned(vars(settings) | LENT | {"__name__": "<config file>", "__file__": file})
     try:
-        # not `compile`, which may be a setting of the script that executes this text
-        exec(builtins.compile(pathlib.Path(file).read_bytes(), file, "exec"), names)
-    except KeyboardInterrupt:
-        raise
+        exec(compile(pathlib.Path(file).read_bytes(), file, "exec"), names)
     except BaseException as error:  # also exit(), which would end the script with status 0
         raise UserError(f"config file {file} fails: {type(error).__name__}: {first_line(error)}") from error
     found = {name: v for name, v in names.items() if not (callable(v) or isinstance(v, types.ModuleType))}
@@ -168,33 +148,24 @@ def _set(settings, name, value, where):
     field, in_file = _field(settings, name, where), where != COMMAND_LINE
     if in_file and type(value) is float and field.type is int and math.isfinite(value):
         value = round(value)  # as in nanoGPT, whose scripts take any number
-    if in_file and value is None and field.type is str:
-        value = ""
-    refused = f"{where}: {name}={shown(value)} is not allowed: it takes"
-    try:
-        new = _read(str(value), field)
-        if in_file and new != value:  # in a file, steps = "5" is a mistake
-            raise ValueError
-    except Exception as error:  # a file's value may be of any type
-        raise UserError(f"{refused} {_allowed(field.type)}") from error
-    if isinstance(new, int) and abs(new) > LARGEST:
-        raise UserError(f"{refused} whole numbers below 2**63")
-    return dataclasses.replace(settings, **{name: new})
+    # a file's value may be of any type, and steps = "5" is a mistake there
+    found = _read(str(value), field.type) if type(value) in PLAIN else []
+    if not found or (in_file and found[0] != value):
+        raise UserError(f"{where}: {name}={shown(value)} is not allowed: it takes {_allowed(field.type)}")
+    return dataclasses.replace(settings, **{name: found[0]})
 
 
-def _read(text, field):
-    """`text` as the value of a field, as tyro would read it. Raises ValueError if it does not fit."""
-    choice = typing.get_origin(field.type) is typing.Literal
-    kinds = [field.type] if choice else typing.get_args(field.type) or [field.type]
+def _read(text, annotation):
+    """What `text` may mean as a value of a type, first what tyro would take it for; [] if it does not fit."""
+    found, choice = [], typing.get_origin(annotation) is typing.Literal
+    kinds = [annotation] if choice else typing.get_args(annotation) or [annotation]
     for kind in sorted(kinds, key=lambda kind: kind is str):  # last, because every text is one
         if values := {bool: (True, False), types.NoneType: (None,)}.get(kind, typing.get_args(kind)):
-            named = {str(value): value for value in values}
-            if text in named:
-                return named[text]
+            found += [value for value in values if str(value) == text]
         else:
             with contextlib.suppress(ValueError):
-                return kind(text)
-    raise ValueError(text)
+                found.append(kind(text))
+    return found
 
 
 def _field(settings, name, where):
@@ -215,17 +186,6 @@ def _allowed(annotation):
     return " or ".join(map(_allowed, typing.get_args(annotation))) or PLAIN[annotation]
 
 
-def apply(names: dict[str, Any], args: list[str]) -> None:
-    """Change those of a script's globals `names` that config files and flags in `args` set, as nanoGPT does.
-
-    A setting is a global of a plain type whose name does not begin with _. It keeps its type, unless it is None.
-    """
-    values = {k: v for k, v in names.items() if type(v) in PLAIN and not k.startswith("_")}
-    kinds = {types.NoneType: typing.Union[tuple(PLAIN)]}  # noqa: UP007 (a tuple of types)
-    fields = [(k, kinds.get(type(v), type(v)), dataclasses.field(default=v)) for k, v in values.items()]
-    names |= vars(configure(dataclasses.make_dataclass("Settings", fields)(), args, ""))
-
-
 def _print_help(settings, unused, description):
     """Print the settings that are not in `unused`, with their values, and exit."""
     import tyro
@@ -241,9 +201,3 @@ def _print_help(settings, unused, description):
     how = dict(prog=as_called(f"python {os.path.basename(sys.argv[0])}"), description=as_called(description))
     how |= dict(use_underscores=True, config=(tyro.conf.FlagConversionOff,))  # --flag=True, not --flag and --no-flag
     tyro.cli(kind, default=kind(**vars(settings)), args=["--help"], **how)
-
-
-if __name__ != "configurator":
-    with one_sentence():
-        apply(_script, sys.argv[1:])
-    globals().update(_script)

@@ -3,15 +3,13 @@
     python sample.py out-shakespeare-char --num_samples=3
     python sample.py --init_from=gpt2-xl --start="What is the answer?" --temperature=0
     python sample.py out --start=FILE:prompt.txt
-    python sample.py out --interactive=True
 
 Every setting is a field of Settings; config files and --name=value flags set them (configurator.py).
 """
 
-import codecs
-import contextlib
 import dataclasses
 import functools
+import itertools
 import pathlib
 import sys
 import time
@@ -20,8 +18,6 @@ from typing import Literal, TextIO
 from configurator import answer_help, configure
 from fusedgpt import settings, terminal
 from fusedgpt.machine import waiting
-
-LINE = 32  # expected tokens of a typed prompt, because dtypes are timed before the user types one
 
 
 @dataclasses.dataclass
@@ -33,9 +29,6 @@ class Settings:
     # folder of a model in Hugging Face's format
     out_dir: str = "out"
     start: str = "\n"  # prompt, or FILE:path
-    # ask for prompts on the console, ignore `start`, and draw one sample for each prompt. Ctrl-C ends a text; Ctrl-D or
-    # an empty prompt ends the program
-    interactive: bool = False
     num_samples: int = 10  # number of samples, drawn together as one batch
     max_new_tokens: int = 500  # tokens in each sample
     temperature: float = 0.8  # softmax temperature; lower prefers likelier ids; 0 always takes the likeliest
@@ -88,8 +81,6 @@ def validate(s: Settings) -> None:
     """Raise UserError for a number that sampling cannot use (generate.sample checks the others)."""
     if s.num_samples < 1 or s.max_new_tokens < 1:
         raise UserError(f"num_samples={s.num_samples} and max_new_tokens={s.max_new_tokens} must be 1 or more")
-    if not 0 <= s.seed < 2**63:
-        raise UserError(f"seed={s.seed} must be from 0 to 2**63 - 1")
     check_name(s.attention, "auto")
 
 
@@ -129,56 +120,26 @@ def load(s: Settings) -> tuple[GPT, Tokenizer]:
     return model, tokenizer
 
 
-def read_prompt(text: str, tokenizer: Tokenizer, vocab_size: int) -> tuple[str, list[int]]:
+def read_prompt(text: str, tokenizer: Tokenizer) -> tuple[str, list[int]]:
     """The prompt as text and as ids. text: the prompt, or FILE:path. Raises UserError if it cannot be used."""
     if text.startswith("FILE:"):
-        path = text.removeprefix("FILE:")
-        try:
-            text = pathlib.Path(path).read_text(encoding="utf-8-sig")  # data has no BOM either
-        except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with the character NUL
-            raise UserError(f"cannot read the prompt in {path}: {error}") from error
+        # data has no BOM either; the tokenizer refuses what is not UTF-8
+        text = pathlib.Path(text.removeprefix("FILE:")).read_text(encoding="utf-8-sig", errors="surrogateescape")
     ids = tokenizer.encode(text)
     if not ids:
         raise UserError("the prompt is empty: give at least one character with --start")
-    if max(ids) >= vocab_size:
-        raise UserError(f"the prompt has the id {max(ids)}, but the model has only {vocab_size} ids: change --start")
     return text, ids
 
 
-class Sample:
-    """A text that grows id by id until an id that ends a text comes."""
-
-    def __init__(self, prompt: str, tokenizer: Tokenizer):
-        self.unshown, self.tokenizer, self.ended = prompt, tokenizer, False
-        self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")  # an id may be part of a character
-
-    def add(self, token: int) -> None:
-        """Append the next id, unless the sample has ended."""
-        self.ended |= token in self.tokenizer.ends
-        if not self.ended:
-            self.unshown += self.utf8.decode(self.tokenizer.decode([token]))
-
-    def show(self, end: str = "") -> None:
-        """Print at once what was not printed yet. end: what follows a complete sample."""
-        if end:
-            self.unshown += self.utf8.decode(b"", final=True)  # U+FFFD, if the last id began a character
-        print(terminal.harmless(self.unshown, sys.stdout), end=end, flush=True)
-        self.unshown = ""
-
-
 def report(engine: engines.Engine, s: Settings, drawn: int, first: float, rest: float, device: torch.device) -> str:
-    """The lines that end the output: tokens/s, time to the first token, bandwidth, attention kernel, dtypes and why."""
+    """What ends the output: tokens/s, time to the first token, attention kernel, dtypes and why."""
     total = s.num_samples * drawn
     prefill, one = map(dtype_name, engine.dtypes)
-    lines = [
+    speed = (
         f"{s.num_samples} x {drawn} tokens in {first + rest:.1f} s: {total / (first + rest):,.1f} tokens/s, the first"
         f" after {first:.2f} s (attention {engine.config.attention}, prefill {prefill}, decode {one}, {device})"
-    ]
-    if drawn > 1:
-        steps = (drawn - 1) / rest
-        read = engine.bytes_per_step * steps / 1e9
-        lines.append(f"decode: {s.num_samples * steps:,.1f} tokens/s; it reads {read:,.1f} GB/s of weights")
-    return "\n".join(filter(None, [*lines, engine.chosen]))
+    )
+    return f"{speed}\n{engine.chosen}".rstrip()
 
 
 def draw(
@@ -188,44 +149,20 @@ def draw(
     text, ids = prompt
     if len(ids) > (most := engine.config.block_size):
         say(f"of the prompt's {len(ids)} tokens only the last {most} are read: block_size={most}", sys.stderr)
-    samples = [Sample(text, tokenizer) for _ in range(s.num_samples)]
     idx = torch.tensor([ids], device=generator.device).repeat(s.num_samples, 1)
     draws = s.temperature, s.top_k, s.top_p, generator, tokenizer.vocab_size
-    streams, times = s.num_samples == 1 and sys.stdout.isatty(), []
-    try:
-        for new in generate.new_tokens(engine, idx, s.max_new_tokens, *draws, cache=engine.cache):
-            for sample, token in zip(samples, new[:, 0].tolist()):
-                sample.add(token)
-            times.append(time.perf_counter())  # tolist() has waited for the device
-            if streams:
-                samples[0].show()
-            if all(sample.ended for sample in samples):
-                break
-    except KeyboardInterrupt:  # ends a text of a conversation
-        if not s.interactive:
-            raise
-    for sample in samples:
-        sample.show(end="\n---------------\n")
+    drawn, ended, times = [], set(), []
+    for new in generate.new_tokens(engine, idx, s.max_new_tokens, *draws, cache=engine.cache):
+        drawn.append(new[:, 0].tolist())  # waits for the device
+        times.append(time.perf_counter())
+        ended |= {n for n, token in enumerate(drawn[-1]) if token in tokenizer.ends}
+        if len(ended) == s.num_samples:
+            break
+    for sample in zip(*drawn):
+        before_end = list(itertools.takewhile(lambda token: token not in tokenizer.ends, sample))
+        say(text + tokenizer.decode(before_end).decode(errors="replace"))
+        say("---------------")
     return times
-
-
-def converse(
-    engine: engines.Engine, s: Settings, tokenizer: Tokenizer, vocab_size: int, generator: torch.Generator
-) -> None:
-    """Continue one typed prompt after another, until an empty line or the end of input."""
-    with contextlib.suppress(ImportError):  # Windows has no readline
-        import readline  # noqa: F401 (with it, input() edits and remembers lines)
-    while True:
-        try:
-            if not (text := input("prompt: ")):
-                return
-            draw(engine, s, read_prompt(text, tokenizer, vocab_size), tokenizer, generator)
-        except EOFError:
-            return print()
-        except KeyboardInterrupt:  # drops the typed line
-            print()
-        except UserError as error:
-            say(f"error: {error}", sys.stderr)
 
 
 def main(s: Settings) -> None:
@@ -233,26 +170,15 @@ def main(s: Settings) -> None:
     validate(s)
     device = resolve_device(s.device)
     model, tokenizer = load(s)
-    vocab_size, generator = model.config.vocab_size, torch.Generator(device).manual_seed(s.seed)
-    prompt, length = None, LINE
-    if s.interactive:
-        s = dataclasses.replace(s, num_samples=1)
-    else:
-        prompt = read_prompt(s.start, tokenizer, vocab_size)
-        length = len(prompt[1])
-    engine = auto.prepare(s, model, length, device, functools.partial(say, stream=sys.stderr))
+    generator = torch.Generator(device).manual_seed(s.seed)
+    prompt = read_prompt(s.start, tokenizer)
+    engine = auto.prepare(s, model, len(prompt[1]), device, functools.partial(say, stream=sys.stderr))
     del model  # frees the weights if the engine has copies
     if device.type == "cpu":  # only now, so that the system gets the memory of freed weights back
         memory.keep_freed_memory(keep=True)
-    if s.interactive:
-        converse(engine, s, tokenizer, vocab_size, generator)
-        after = engine.chosen
-    else:
-        began = time.perf_counter()
-        times = draw(engine, s, prompt, tokenizer, generator)
-        after = report(engine, s, len(times), times[0] - began, times[-1] - times[0], device)
-    if after:
-        say(after, sys.stderr)
+    began = time.perf_counter()
+    times = draw(engine, s, prompt, tokenizer, generator)
+    say(report(engine, s, len(times), times[0] - began, times[-1] - times[0], device), sys.stderr)
 
 
 if __name__ == "__main__":

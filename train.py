@@ -6,16 +6,11 @@
 Every setting is a field of Settings (fusedgpt/settings.py); config files and --name=value flags set them.
 """
 
-import signal
-import sys
-
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a background job ignores Ctrl-C
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is something to save, Ctrl-C ends the program at once
-
 import dataclasses
 import functools
 import gc
 import pathlib
+import sys
 import time
 from collections.abc import Callable
 
@@ -157,10 +152,6 @@ def find_data(s: Settings) -> tuple[pathlib.Path, dict]:
     """The folder of the data set, and its meta. Raises UserError if bins are missing, before anything is built."""
     folder = dataset.find_folder(ROOT, s.dataset)
     meta = dataset.read_meta(folder, s.vocab_size)
-    if s.dataset == Settings.dataset and not any(folder.glob("train*.bin")):
-        quick = "for a first run on a small data set: python data/python_stdlib/prepare.py && python train.py"
-        how = f"run data/{s.dataset}/prepare.py; {quick} config/quickstart.py"
-        raise UserError(f"{folder}/train.bin does not exist: {how}")
     for split in dataset.SPLITS:
         dataset.TokenFile(folder, split, meta)
     return folder, meta

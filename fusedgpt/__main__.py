@@ -7,7 +7,6 @@
 A config file that is not in the current folder is taken from the project.
 """
 
-import difflib
 import pathlib
 import runpy
 import sys
@@ -23,41 +22,35 @@ def data_sets() -> dict[str, pathlib.Path]:
     return {path.parent.name: path for path in sorted((home.SCRIPTS / "data").glob("*/prepare.py"))}
 
 
-def _require(name, known, what):
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"it can be {', '.join(known)}"
-        raise UserError(f"there is no {what} {name!r}: {hint}")
-
-
 def script_of(args: list[str]) -> tuple[pathlib.Path, list[str]]:
     """The script that `args` name, and the arguments for it. Raises UserError for an unknown name."""
     command, *rest = args
-    _require(command, ("prepare", *COMMANDS), "command")
-    if command != "prepare":
+    if command in COMMANDS:
         return home.SCRIPTS / f"{command}.py", [_here_or_ours(arg) for arg in rest]
+    if command != "prepare":
+        raise UserError(f"there is no command {command!r}: it can be prepare, {', '.join(COMMANDS)}")
     name, *rest = rest or [""]
-    _require(name, data_sets(), "data set")
+    if name not in data_sets():
+        raise UserError(f"there is no data set {name!r}: it can be {', '.join(data_sets())}")
     return data_sets()[name], rest
 
 
 def _here_or_ours(arg):
     """`arg`, or the path of the project's own file if `arg` names a config file that is not here."""
     ours = home.SCRIPTS / arg
-    if not arg.endswith(".py") or pathlib.Path(arg).exists() or not ours.is_file():
-        return arg
-    print(f"there is no {arg} here: taking {ours}", file=sys.stderr)
-    return str(ours)
+    if arg.endswith(".py") and ours.is_file() and not pathlib.Path(arg).exists():
+        return str(ours)
+    return arg
 
 
 def main() -> None:
     """Run the script that the command line names, as `python SCRIPT` would. Without a command, print the help."""
     with one_sentence():
-        if not sys.argv[1:] or sys.argv[1] in ("-h", "--help", "help") or sys.argv[1:] == ["prepare", "--help"]:
+        if sys.argv[1:2] in ([], ["-h"], ["--help"]):
             print(__doc__, f"Commands: prepare, {', '.join(COMMANDS)}; each takes --help.", sep="\n")
             sys.exit(print(f"Data sets to prepare: {', '.join(data_sets())}"))
         script, args = script_of(sys.argv[1:])
-    sys.argv, home.by_command = [str(script), *args], True
+    sys.argv = [str(script), *args]
     sys.path[: 0 if sys.flags.safe_path else 1] = [str(script.parent)]  # as Python does for a script
     runpy.run_path(str(script), run_name="__main__")
 

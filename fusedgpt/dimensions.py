@@ -128,7 +128,7 @@ class GPTConfig(Dimensions):
                 raise UserError(f"{name}={value!r} is unknown: it can be {', '.join(allowed)}")
             if name in AT_LEAST_1 and value is not None and not 1 <= value < math.inf:
                 raise UserError(f"{name}={value} must be 1 or more, and finite")
-            if name in ("rope_theta", "norm_eps") and not 0 < value < math.inf:
+            if name in ("rope_theta", "rope_fraction", "norm_eps") and not 0 < value < math.inf:
                 raise UserError(f"{name}={value} must be more than 0, and finite")
             if name.startswith("rope_") and value != field.default and self.position != "rotary":
                 raise UserError(f"{name}={value} has no effect with learned positions: set position=rotary too")
@@ -138,17 +138,11 @@ class GPTConfig(Dimensions):
             )
         if self.n_head % self.kv_heads:
             raise UserError(f"n_head={self.n_head} cannot be split over n_kv_head={self.n_kv_head}: make it a multiple")
-        if not 0 < self.rope_fraction <= 1:
-            raise UserError(f"rope_fraction={self.rope_fraction} must be more than 0, and at most 1")
-        if self.position == "rotary" and (self.rotated < 2 or self.rotated % 2):
-            raise UserError(
-                f"{self.rotated} of a head's {self.head_channels} channels would rotate, but they rotate in pairs: make"
-                " their number even, by head_size, n_head, n_embd or rope_fraction"
-            )
+        if self.position == "rotary" and (self.rotated % 2 or not 0 < self.rotated <= self.head_channels):
+            those = f"{self.rotated} of a head's {self.head_channels} channels"
+            raise UserError(f"{those} would rotate, but they rotate in pairs: change head_size or rope_fraction")
         if not self.window_pattern or set(self.window_pattern) - set("SL"):
             raise UserError(f"window_pattern={self.window_pattern!r} must have a letter S or L for each layer")
-        if self.window is None and self.window_pattern != "S":
-            raise UserError(f"window_pattern={self.window_pattern!r} has no effect without a window: set it too")
         check_name(self.attention)
 
     @classmethod

@@ -2,13 +2,12 @@
 
 import contextlib
 import reprlib
-import select
 import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
 
-from fusedgpt import INSTALL, terminal
+from fusedgpt import terminal
 from fusedgpt.home import as_called
 
 SHORT = reprlib.Repr()
@@ -47,16 +46,6 @@ def out_of_memory(error: BaseException) -> bool:
     return full or (isinstance(error, (RuntimeError, OSError)) and any(sign in first_line(error) for sign in signs))
 
 
-def _reader_is_gone():
-    """Whether the output is a pipe whose reader, such as `head`, has ended. Another pipe may break: one to wandb."""
-    if not hasattr(select, "poll"):  # Windows
-        return True
-    poll = select.poll()
-    for number in (1, 2):
-        poll.register(number, 0)  # 0: errors alone
-    return bool(poll.poll(0))
-
-
 @contextlib.contextmanager
 def one_sentence(if_memory_is_full: str = "") -> Iterator[None]:
     """End the script with one sentence and status 1 on a UserError, an OSError, a missing package, or full memory.
@@ -72,16 +61,9 @@ def one_sentence(if_memory_is_full: str = "") -> Iterator[None]:
     except KeyboardInterrupt:
         print(file=sys.stderr)  # the line on the console may be half written
         sys.exit(128 + signal.SIGINT)
-    except (UserError, OSError) as error:
-        if isinstance(error, BrokenPipeError) and _reader_is_gone():
-            sys.stderr.close()  # nobody is left to tell
-            sys.exit(1)
+    except (UserError, OSError, ModuleNotFoundError) as error:
         sentence = "error: " + as_called(" ".join(line.strip() for line in str(error).splitlines()))
         sys.exit(terminal.harmless(sentence, sys.stderr))
-    except ModuleNotFoundError as error:
-        if not error.name or error.name.partition(".")[0] in ("configurator", "fusedgpt", "model"):
-            raise
-        sys.exit(f"error: {sys.executable} has no package {error.name}: {INSTALL}")
     except Exception as error:
         if not out_of_memory(error):
             raise

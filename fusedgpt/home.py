@@ -10,12 +10,10 @@ SCRIPTS = _IN_A_WHEEL if INSTALLED else _IN_A_WHEEL.parents[1]
 # data sets are in ROOT/data: in the clone, or in the current folder, because installed files are not to be written to
 ROOT = pathlib.Path() if INSTALLED else SCRIPTS
 
-by_command = False  # whether the command `fusedgpt` runs a script of a clone; it sets this
-
 
 def as_called(sentence: str) -> str:
     """A sentence that names commands of a clone, with the commands that are here."""
-    if not (INSTALLED or by_command):
+    if not INSTALLED:
         return sentence
     sentence = re.sub(r"python data/(\w+)/prepare\.py", r"fusedgpt prepare \1", sentence)
     sentence = re.sub(r"(torchrun .*?) (\w+)\.py", r"\1 -m fusedgpt \2", sentence)

@@ -51,11 +51,7 @@ def preset(name):
     return of(ROOT / "config" / "model" / f"{name}.py")
 
 
-def test_each_preset_has_its_published_size():
-    assert {file.stem for file in (ROOT / "config" / "model").glob("*.py")} == PUBLISHED.keys() == PARAMETERS.keys()
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", [file.stem for file in (ROOT / "config" / "model").glob("*.py")])
 def test_a_preset_is_the_published_model(name):
     _, config = families.read(PUBLISHED[name])
     ours = GPTConfig(**preset(name))
@@ -68,21 +64,11 @@ def test_a_preset_is_the_published_model(name):
 
 def test_a_llama_of_124m_costs_what_gpt2_costs():
     # "equal FLOPs" in the docs; its file says that three matrices have as many weights as GPT-2's two
-    gpt2, llama = (
-        of(ROOT / "config" / f"train_{name}_124M.py".replace("gpt2_124M", "gpt2")) for name in ("gpt2", "llama")
-    )
-    assert {name for name in gpt2 if name not in llama} == set()
-    changed = {name for name in llama if llama[name] != gpt2.get(name)}
-    assert changed == {"out_dir", "wandb_run_name", "position", "norm", "mlp", "n_inner"}
+    gpt2, llama = (of(ROOT / "config" / f"train_{name}.py") for name in ("gpt2", "llama_124M"))
     with torch.device("meta"):
-        a, b = (GPT(GPTConfig.of(Settings(**each), vocab_size=50257)) for each in (gpt2, llama))
+        a, b = (GPT(GPTConfig.of(Settings(**each), vocab_size=50257)) for each in (gpt2, gpt2 | llama))
     assert a.get_num_params() == b.get_num_params() == 123_587_328
     assert a.config.flops_per_token == b.config.flops_per_token
-
-
-def test_the_llama_of_shakespeare_differs_in_the_model_alone():
-    ours, llama = (of(ROOT / "config" / f"train_shakespeare{name}_cpu.py") for name in ("", "_llama"))
-    assert {name for name in ours | llama if ours.get(name) != llama.get(name)} <= {"out_dir", *NAMES}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

@@ -1,10 +1,6 @@
 """Defaults, then files, then flags; and a sentence for each mistake."""
 
 import dataclasses
-import os
-import subprocess
-import sys
-import types
 from typing import Literal
 
 import pytest
@@ -14,7 +10,7 @@ import sample
 import train
 from configurator import assigned, changed, configure, separate
 from fusedgpt.errors import UserError
-from tests.launch import ROOT, script, sentence
+from tests.launch import ROOT, fails, script
 
 pytest.importorskip("tyro")
 
@@ -53,7 +49,7 @@ def test_a_file_changes_an_earlier_run_to_a_default_too(tmp_path):
 
 
 KINDS = [bool, int, float, str, bool | Literal["auto"], Literal["manual", "flash"], int | None, float | None]
-KINDS += [str | None, Literal["manual", "flash"] | str, types.NoneType | bool | int | float | str]
+KINDS += [str | None, Literal["manual", "flash"] | str]
 # T8: many of these ended nanoGPT with a bare AssertionError or ValueError
 TEXTS = ["", " ", " 5 ", "two words", "\u0665", "5" * 5000, "'flash'", "5", "-5", "+5", "2_000", "5.0", "1e3", "1e308"]
 TEXTS += ["-.5", "inf", "nan", "0x10", "True", "true", "False", "1", "None", "none", "auto", "flash", "a=b", "--x"]
@@ -64,15 +60,13 @@ def test_values_are_read_as_tyro_reads_them(kind, capfd):
     import tyro
 
     made = dataclasses.make_dataclass("Made", [("value", kind)])
-    (field,) = dataclasses.fields(made)
     for text in TEXTS:
         try:
             want = tyro.cli(made, args=[f"--value={text}"], config=(tyro.conf.FlagConversionOff,)).value
         except SystemExit:
-            with pytest.raises(ValueError):
-                configurator._read(text, field)
+            assert configurator._read(text, kind) == [], text
         else:
-            got = configurator._read(text, field)
+            got, *_ = configurator._read(text, kind)
             assert type(got) is type(want) and repr(got) == repr(want), text
 
 
@@ -83,8 +77,6 @@ def test_values_are_read_as_tyro_reads_them(kind, capfd):
         (["--steps", "3", "--rate", "-1"], dict(steps=3, rate=-1.0)),
         (["--quick", "True", "--name", "two words"], dict(quick=True, name="two words")),
         (["--name=a=b", "--size=None", "--compile=auto"], dict(name="a=b")),
-        (["--name=", "--rate=0"], dict(name="", rate=0.0)),
-        (["--name=--x"], dict(name="--x")),
     ],
 )
 def test_a_flag_may_be_apart_from_its_value_and_have_any_text(written, meant):
@@ -102,62 +94,14 @@ def test_arguments_without_names_set_places(tmp_path):
     assert separate(["a", "--x-y", "1", "-h", "b", "--z"]) == (["a", "b"], ["--x_y=1", "--z"])
 
 
-NANOGPTS = """
-n_layer = 12
-learning_rate = 6e-4
-compile = True
-out_dir = 'out'
-resume_from = None
-_private = 5
-config_keys = [k for k,v in globals().items() if not k.startswith('_') and isinstance(v, (int, float, bool, str))]
-exec(open('configurator.py').read()) # overrides from command line or config file
-config = {k: globals()[k] for k in config_keys} # will be useful for logging
-print(config, resume_from)
-"""
-
-
-def executed(*command):
-    how = dict(cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-    return subprocess.run([sys.executable, *command], check=False, **how)
-
-
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        ([], "{'n_layer': 12, 'learning_rate': 0.0006, 'compile': True, 'out_dir': 'out'} None\n"),
-        (
-            ["CONFIG", "--compile=False", "--resume_from=5", "--n_layer=3"],
-            "{'n_layer': 3, 'learning_rate': 1.0, 'compile': False, 'out_dir': 'out-x'} 5\n",
-        ),
-        (["--n_layer=2.5"], "n_layer='2.5' is not allowed: it takes a whole number"),
-        (["--_private=6"], "there is no setting '_private'"),
-    ],
-)
-def test_a_script_that_executes_the_text_is_configured(args, said, tmp_path):
-    # nanoGPT's train.py, sample.py and bench.py do: every flag and file used to be ignored in silence
-    config, mine = tmp_path / "c.py", tmp_path / "mine.py"
-    config.write_text("import time\nn_layer = 2 * 2\nlearning_rate = 1\nout_dir = 'out-' + 'x'")
-    mine.write_text(NANOGPTS)
-    done = executed(mine, *(str(config) if arg == "CONFIG" else arg for arg in args))
-    assert done.returncode == (0 if said.startswith("{") else 1)
-    assert done.stdout.startswith(said) if said.startswith("{") else said in sentence(done.stderr)
-
-
-def test_a_script_keeps_its_globals_that_are_named_like_ours(tmp_path):
-    # `apply = 5` became our function, and `re = None` the module
-    names = [name for name in vars(configurator) if not name.startswith("__")]
-    assert {"apply", "re", "COMMAND_LINE", "_set"} <= {*names}
+def test_a_script_that_executes_the_text_is_told(tmp_path):
+    # nanoGPT's train.py, sample.py and bench.py do: every flag and file was ignored in silence
     mine = tmp_path / "mine.py"
-    mine.write_text(
-        f"globals().update(dict.fromkeys({names}, 5))\nexec(open('configurator.py').read())\n"
-        f"print([name for name in {names} if globals()[name] != 5], apply)"
-    )
-    assert executed(mine, "--apply=6").stdout == "['apply'] 6\n"
+    mine.write_text("compile = True\nexec(open('configurator.py').read())\n")
+    assert "import configurator" in fails(mine)
 
 
 NO_VALUE = "has no value: flags are written --name=value, as in --device=cpu or --compile=True"
-NO_FILE = "config files are NAME.py, with lines like batch_size = 8, and flags are written --name=value, as in"
-NO_FILE += " --init_from=resume --out_dir=FOLDER to train a run on"
 
 
 @pytest.mark.parametrize(
@@ -166,18 +110,10 @@ NO_FILE += " --init_from=resume --out_dir=FOLDER to train a run on"
         ("--stepz=5", "there is no setting 'stepz': did you mean steps?"),
         ("--qqqqq=5", "there is no setting 'qqqqq': --help lists every setting"),
         ("--quick --steps=3", f"--quick {NO_VALUE}"),
-        ("--rate", f"--rate {NO_VALUE}"),
-        ("steps=3", f"there is no config file steps=3: {NO_FILE}"),
         ("--steps=2.5", "steps='2.5' is not allowed: it takes a whole number"),
-        ("--rate=fast", "rate='fast' is not allowed: it takes a number"),
         ("--quick=1", "quick='1' is not allowed: it takes True or False"),
         ("--compile=maybe", "compile='maybe' is not allowed: it takes True or False or 'auto'"),
-        ("--kernel=flsh", "kernel='flsh' is not allowed: it takes 'manual' or 'flash'"),
         ("--size=none", "size='none' is not allowed: it takes a whole number or None"),
-        ("--no_quick=True", "did you mean quick?"),
-        ("config.py", f"there is no config file config.py: {NO_FILE}"),
-        # these used to reach PyTorch and end in an OverflowError or a RuntimeError
-        (f"--steps={2**63}", f"steps='{2**63}' is not allowed: it takes whole numbers below 2**63"),
     ],
 )
 def test_bad_flags_are_named_with_what_was_meant(written, said, capfd, monkeypatch):
@@ -192,7 +128,6 @@ def test_bad_flags_are_named_with_what_was_meant(written, said, capfd, monkeypat
     ("line", "message"),
     [
         ("steps = '5'", "steps='5' is not allowed: it takes a whole number"),
-        ("name = 5", "name=5 is not allowed: it takes text"),
         ("steps = 1 / 0", "fails: ZeroDivisionError"),
         # each of these used to be a traceback, or to end the script with status 0
         ("def f(): f()\nf()", "fails: RecursionError"),
@@ -206,22 +141,11 @@ def test_files_pass_the_same_check(tmp_path, line, message):
     assert message in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "meant"),
-    [
-        ("steps = 0.03 * 10466", dict(steps=314)),
-        ("name = None", dict(name="")),
-        (
-            "rate = math.cos(math.pi) + 2\ndef base(): return os.path.basename('a/b')\nname = base()",
-            dict(rate=1.0, name="b"),
-        ),
-        ("steps: int = sum(k for k in range(4))\nif steps == 6:\n    name = f'{steps}'", dict(name="6", steps=6)),
-    ],
-)
-def test_files_of_nanogpt_load(tmp_path, text, meant):
-    # names that its train.py had imported, a float for a whole number and None for a name were refused
-    (tmp_path / "c.py").write_text(text)
-    assert parse(str(tmp_path / "c.py")) == Settings(**meant)
+def test_files_of_nanogpt_load(tmp_path):
+    # names that its train.py had imported, and a float for a whole number were refused
+    text = "steps = 0.03 * 10466\nrate = math.cos(math.pi) + 2\ndef base(): return os.path.basename('a/b')\n"
+    (tmp_path / "c.py").write_text(f"{text}name = base()")
+    assert parse(str(tmp_path / "c.py")) == Settings(steps=314, rate=1.0, name="b")
 
 
 UNUSED = {"quick": "it is of no use here", "epochs": "it is a setting of another script"}

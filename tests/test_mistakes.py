@@ -27,6 +27,7 @@ MISTAKES = [
     ("sample.py {run} --learning_rate=1e-3", "it is a setting of train.py"),
     ("sample.py {run} 'To be'", "such as --start='To be'"),
     ("train.py --init_from=Resume", "did you mean resume?"),
+    ("train.py config", "config files are NAME.py"),
     # the wrong folder or file, or the wrong order
     ("train.py {small} --dataset=shakespere_char", "shakespeare_char"),
     ("train.py {small} --dataset={absent}", "name one of data/ ("),
@@ -39,7 +40,7 @@ MISTAKES = [
     ("train.py {small} --out_dir={model}", "give --init_from={model} and another --out_dir"),
     ("train.py {small} --init_from=nobody/no-such-model", "name a folder"),
     ("sample.py --init_from={run}", "name it with --out_dir={run}"),
-    ("sample.py {run} --start=FILE:{absent}", "cannot read the prompt in {absent}"),
+    ("sample.py {run} --start=FILE:{absent}", "No such file or directory: '{absent}'"),
     ("export.py {run} {full}", "name another folder"),
     ("plot.py {empty}", "name the folder of a run"),
     ("data/text/prepare.py --input={absent}", "name a local file or folder"),

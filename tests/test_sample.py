@@ -1,12 +1,7 @@
 """Sampling, run as a user does."""
 
-import io
 import json
-import os
 import re
-import select
-import sys
-import time
 
 import pytest
 import torch
@@ -19,7 +14,6 @@ from fusedgpt.generation import auto, engines
 from fusedgpt.runs import checkpoint, run_folder
 from model import GPT
 from tests.conftest import as_nanogpt_wrote, checkpoint_of, hugging_face, rows
-from tests.launch import fails, on_terminal
 
 BYTES = {"tokenizer": "byte", "vocab_size": 256}
 
@@ -40,12 +34,6 @@ def drawn(run, capsys, **settings):
     return text.removesuffix("\n---------------\n").split("\n---------------\n")
 
 
-def timed(monkeypatch, *dtypes, words="prompt in float32; tokens in another"):
-    """Let `auto` choose these dtypes, for the prompt and for the tokens after it, one pair a call."""
-    pairs = iter(zip(dtypes[::2], dtypes[1::2]))
-    monkeypatch.setattr(engines, "fastest_dtypes", lambda *_: (next(pairs), words))
-
-
 def test_where_the_text_comes_from_what_was_chosen_and_how_fast_it_was_is_said(small_run, capsys):
     sample.main(quick(small_run, dtype="auto", max_new_tokens=9))
     said = capsys.readouterr()
@@ -54,28 +42,23 @@ def test_where_the_text_comes_from_what_was_chosen_and_how_fast_it_was_is_said(s
     losses = f"validation loss {row['val_loss']:.4f}, validation bits per byte {row['val_bits_per_byte']:.4f}"
     assert said.out.startswith(f"sampling from {path}, after {saved['iter_num']} iterations, {losses}\n!")
     kinds = "(float32|float16|bfloat16)"
-    prompt = rf"prompt in {kinds}( \(ms of layers: float32 [\d.]+, bfloat16 [\d.]+\))?"
-    tokens = rf"tokens after it in {kinds} \(ms of layers: float32 [\d.]+(, float16 [\d.]+)?, bfloat16 [\d.]+\)"
     again = rf"the same again: --dtype={kinds}( --decode_dtype={kinds})?"
-    assert re.search(rf"^{prompt}; {tokens}; {again}$", said.err, re.M), said.err
+    assert re.search(rf"^prompt in {kinds}.*; tokens after it in {kinds} .*; {again}$", said.err, re.M), said.err
     last = r"2 x 9 tokens in [\d.]+ s: [\d.,]+ tokens/s, the first after [\d.]+ s "
     assert re.search(rf"^{last}\(attention sdpa, prefill {kinds}, decode {kinds}, cpu\)$", said.err, re.M), said.err
-    rate = r"^decode: [\d.,]+ tokens/s; it reads [\d.]+ GB/s of weights$"
-    assert re.search(rate, said.err, re.M), said.err
 
 
 def test_the_speeds_are_those_of_the_clock(small_run, capsys):
     # 2 samples of 5 tokens: the first tokens after 2 s, the other four steps in 1 s more
     engine = auto.prepare(s := quick(small_run), sample.load(s)[0], 1, torch.device("cpu"), print)
-    engine.bytes_per_step = 1e9
-    first, second = sample.report(engine, s, 5, 2.0, 1.0, torch.device("cpu")).splitlines()
-    assert first.startswith("2 x 5 tokens in 3.0 s: 3.3 tokens/s, the first after 2.00 s (")
-    assert second == "decode: 8.0 tokens/s; it reads 4.0 GB/s of weights"
+    said = sample.report(engine, s, 5, 2.0, 1.0, torch.device("cpu"))
+    assert said.startswith("2 x 5 tokens in 3.0 s: 3.3 tokens/s, the first after 2.00 s (")
 
 
 def test_the_flags_that_auto_names_make_the_same_text(small_run, capsys, monkeypatch):
     # two runs of one seed draw two dtypes on a busy machine, and so two texts
-    timed(monkeypatch, torch.float32, torch.bfloat16)
+    words = "prompt in float32; tokens in another"
+    monkeypatch.setattr(engines, "fastest_dtypes", lambda *_: ((torch.float32, torch.bfloat16), words))
     monkeypatch.setattr(choose, "fastest", lambda *_, **__: ("math", {}))
     texts, lines = [], []
     for given in (dict(attention="auto"), dict(dtype="float32", decode_dtype="bfloat16", attention="math")):
@@ -90,15 +73,6 @@ def test_the_flags_that_auto_names_make_the_same_text(small_run, capsys, monkeyp
     ]
 
 
-def test_a_kernel_is_tried_in_the_dtype_in_which_it_runs(small_run, monkeypatch):
-    # on a CPU the prompt's kernel was tried and compared in float32, though the prompt ran in bfloat16
-    timed(monkeypatch, torch.bfloat16, torch.float16)
-    tried, require = [], choose.require
-    monkeypatch.setattr(choose, "require", lambda name, case, *rest: tried.append(case) or require(name, case, *rest))
-    sample.main(quick(small_run, dtype="auto", attention="flash", max_new_tokens=3))
-    assert [(case.shape[2] > 1, case.dtype) for case in tried] == [(True, torch.bfloat16), (False, torch.float32)]
-
-
 def test_samples_are_as_many_and_as_long_as_asked_and_the_same_for_a_seed(small_run, capsys):
     texts = drawn(small_run, capsys, num_samples=3)
     assert [len(text) for text in texts] == [41, 41, 41]
@@ -108,8 +82,12 @@ def test_samples_are_as_many_and_as_long_as_asked_and_the_same_for_a_seed(small_
 
 def test_a_prompt_from_a_file_of_windows_is_the_text_alone(tmp_path):
     # the BOM, which data loses when they are prepared, was read as three more bytes of the prompt
-    (tmp_path / "prompt.txt").write_bytes("\ufeffé\r\n".encode())
-    assert sample.read_prompt(f"FILE:{tmp_path / 'prompt.txt'}", Tokenizer(BYTES), 256) == ("é\n", [*"é\n".encode()])
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_bytes("\ufeffé\r\n".encode())
+    assert sample.read_prompt(f"FILE:{prompt}", Tokenizer(BYTES)) == ("é\n", [*"é\n".encode()])
+    prompt.write_bytes("é".encode("cp1252"))
+    with pytest.raises(UserError, match="cannot be written in UTF-8"):
+        sample.read_prompt(f"FILE:{prompt}", Tokenizer(BYTES))
 
 
 def test_temperature_0_and_top_k_1_are_greedy(small_run, capsys):
@@ -117,20 +95,6 @@ def test_temperature_0_and_top_k_1_are_greedy(small_run, capsys):
     greedy = drawn(small_run, capsys, temperature=0.0)
     assert greedy == drawn(small_run, capsys, temperature=0.0, top_k=0)
     assert greedy == drawn(small_run, capsys, top_k=1) == drawn(small_run, capsys, top_p=1e-6)
-
-
-def test_a_long_context_is_neither_allocated_nor_tried(finished, tmp_path, capsys):
-    # scores of a trial at 131,072 tokens would take 64 GiB a head
-    saved = checkpoint_of(finished("llama"), "best.pt")
-    saved["model_args"]["block_size"] = 131_072
-    torch.save(saved, tmp_path / "ckpt.pt")
-    assert [len(text) for text in drawn(tmp_path, capsys, attention="manual", max_new_tokens=30)] == [31, 31]
-
-
-def test_it_is_said_if_a_prompt_is_not_read_whole(small_run, capsys):
-    for length, said in ((16, False), (20, True)):
-        sample.main(quick(small_run, start=length * "!", max_new_tokens=2))
-        assert ("of the prompt's 20 tokens only the last 16 are read" in capsys.readouterr().err) == said
 
 
 def test_a_model_of_transformers_is_sampled_by_its_folder_alone(tmp_path, capsys):
@@ -157,77 +121,22 @@ def test_a_kept_checkpoint_is_sampled_by_its_name(done, capsys):
     assert f"sampling from {earlier}, after {iteration} iterations, validation loss" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("prompt", "ids", "shown", "ended"),
-    [
-        ("é", "a漢b".encode(), ["éa", "", "", "漢", "b"], False),  # half of a character waits for the rest
-        # the end of a document and the next document used to be printed; in a prompt, it does not end the sample
-        ("<|endoftext|>a", (*b"bc", 256, *b"d"), ["<|endoftext|>ab", "c", "", ""], True),
-    ],
-)
-def test_what_is_certain_is_shown_at_once_and_nothing_after_the_end(prompt, ids, shown, ended, capsys):
-    one, seen = sample.Sample(prompt, Tokenizer(BYTES | {"vocab_size": 257, "end_of_text": 256})), []
-    for id in ids:
-        one.add(id)
-        one.show()
-        seen.append(capsys.readouterr().out)
-    assert seen == shown and one.ended == ended
+def test_a_text_is_whole_and_ends_where_it_ends(small_run, monkeypatch, capsys):
+    # the end of a document and the next document used to be printed; in a prompt, it does not end the sample
+    tokenizer, load, asked = Tokenizer(BYTES | {"vocab_size": 257, "end_of_text": 256}), sample.load, []
+    monkeypatch.setattr(sample, "load", lambda s: (load(s)[0], tokenizer))
+    monkeypatch.setattr(sample, "read_prompt", lambda *_: ("<|endoftext|>é", [0]))
+    first = [*"a漢".encode(), 256, *b"other", 256]  # an id is a part of a character
+    second = [*"😀".encode(), 200, 256, *b"more"]
 
+    def new_tokens(*args, **how):
+        for pair in zip(first, second):
+            asked.append(pair)
+            yield torch.tensor(pair)[:, None]
 
-def test_one_sample_is_streamed_to_a_terminal_and_several_or_a_pipe_get_whole_texts(small_run, monkeypatch, capsys):
-    text, load, parts = "a漢é😀 EN END of", sample.load, []
-    monkeypatch.setattr(sample, "load", lambda s: (load(s)[0], Tokenizer(BYTES)))
-    draws = [torch.tensor([[id]]) for id in text.encode()]
-    monkeypatch.setattr(
-        sample.generate, "new_tokens", lambda _, idx, *__, **___: (d.expand(len(idx), 1) for d in draws)
-    )
-    show = sample.Sample.show
-    monkeypatch.setattr(sample.Sample, "show", lambda one, end="": parts.append(one.unshown) or show(one, end))
-    for terminal, samples, streams in ((True, 1, True), (True, 2, False), (False, 1, False)):
-        monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal)
-        parts.clear()
-        sample.main(quick(small_run, num_samples=samples))
-        assert "".join(parts) == samples * f"!{text}"
-        assert len(list(filter(None, parts))) == (len(text) if streams else samples), (terminal, samples)
-
-
-def until(terminal, words, seconds=60):
-    """The output of a program on its terminal, up to `words`."""
-    seen, deadline = b"", time.monotonic() + seconds
-    while words.encode() not in seen:
-        assert time.monotonic() < deadline and select.select([terminal], [], [], seconds)[0], seen
-        seen += os.read(terminal, 1)  # what comes after `words` is left for the next call
-    return seen.decode().replace("\r\n", "\n")
-
-
-def test_a_conversation_on_a_terminal(small_run):
-    flags = ["--interactive=True", "--device=cpu", "--dtype=float32", "--max_new_tokens=100000"]
-    with on_terminal("sample.py", f"--out_dir={small_run}", *flags) as (child, keys):
-        assert "sampling from" in until(keys, "prompt: ")
-        os.write(keys, b"AAAA\n")
-        assert "AAAA" in until(keys, "AAAA\r\n")  # the echo
-        first = until(keys, "AAAA")  # the sample begins with its prompt, and goes on as it is drawn
-        first += os.read(keys, 100).decode()
-        assert child.is_alive() and "---" not in first
-        os.write(keys, b"\x03")  # Ctrl-C ends the text
-        assert "Traceback" not in until(keys, "---------------\r\nprompt: ")
-        os.write(keys, b"z\n")  # the tokenizer has no such character
-        assert "error: the training text has no 'z'" in until(keys, "prompt: ")
-        time.sleep(0.5)  # the program shows a prompt before it reads, and a person types later
-        os.write(keys, b"half a line\x03")  # after Ctrl-C at the prompt, the program asks again
-        until(keys, "\r\nprompt: ")
-        os.write(keys, b"\x04")  # Ctrl-D
-        child.join(60)
-        assert child.exitcode == 0
-
-
-def test_each_prompt_of_a_pipe_is_continued_and_an_empty_one_ends_it(small_run, monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdin", io.StringIO("!!\n##\n\n$$\n"))
-    greedy = dict(temperature=0.0, max_new_tokens=9)
-    sample.main(quick(small_run, interactive=True, **greedy))
-    out = capsys.readouterr().out.partition("\n")[2]
-    texts = [text.removeprefix("prompt: ") for text in out.split("\n---------------\n")]
-    assert texts == [*(drawn(small_run, capsys, start=prompt, **greedy)[0] for prompt in ("!!", "##")), ""]
+    monkeypatch.setattr(sample.generate, "new_tokens", new_tokens)
+    assert drawn(small_run, capsys) == ["<|endoftext|>éa漢", "<|endoftext|>é😀\N{REPLACEMENT CHARACTER}"]
+    assert len(asked) == 6  # both have ended
 
 
 def test_a_nanogpt_checkpoint_is_sampled_with_the_exact_gelu(small_run, tmp_path, capsys):
@@ -242,23 +151,10 @@ def test_a_nanogpt_checkpoint_is_sampled_with_the_exact_gelu(small_run, tmp_path
         assert tokenizer.encode("!") == [0]
 
 
-def test_ids_that_the_model_has_not_are_refused(tmp_path):
-    # the second used to be an IndexError: bytes in a vocabulary of 65
-    hugging_face(tmp_path, n_layer=1, n_head=2, n_embd=32, n_positions=32, vocab_size=101)
-    sentence = fails("sample.py", f"--init_from={tmp_path}")
-    assert "the tokenizer (gpt2) has 50257 ids, the model 101: put the tokenizer.json or meta.json" in sentence
-    with pytest.raises(UserError, match="the prompt has the id 97, but the model has only 65 ids: change --start"):
-        sample.read_prompt("a", Tokenizer(BYTES), 65)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (dict(temperature=-1.0), "temperature=-1.0"),
-        (dict(start="漢"), "the training text has no '漢'"),
-        (dict(start="FILE:/no\0such"), "cannot read the prompt in /no"),  # these two: a traceback each
-        (dict(start="a\udcff"), r"the prompt 'a\\udcff' cannot be written in UTF-8"),
-        (dict(init_from="gpt5"), "init_from='gpt5' is no GPT-2, .* that can be loaded"),
+        (dict(start="a\udcff"), r"the prompt 'a\\udcff' cannot be written in UTF-8"),  # was a traceback
         (dict(attention="cudnn"), "cudnn' cannot run on cpu .*on GPUs only"),
     ],
     ids=str,

@@ -37,8 +37,6 @@ class Engine:
     def __init__(self, prefill: nn.Module, decode: nn.Module, dtypes: tuple[torch.dtype, torch.dtype], chosen: str):
         self.prefill, self.decode, self.dtypes, self.chosen = prefill, decode, dtypes, chosen
         self.config, self.cache = prefill.config, new_cache(prefill.config)
-        # a step reads all weights, but of learned positions and of an untied embedding only one row
-        self.bytes_per_step = (self.config.num_params - self.config.looked_up) * dtypes[1].itemsize
 
     def __call__(self, idx: Tensor, cache: list[LayerCache]) -> tuple[Tensor, None]:
         """Logits (B, 1, V) after `idx` (B, T), as from the model's forward."""

@@ -1,7 +1,7 @@
 """Find where a number that is not finite comes from: the first tensors of a forward and backward that have one."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 
 import torch
 from torch import Tensor, nn
@@ -71,13 +71,11 @@ def first_tensors(model: nn.Module, x: Tensor, y: Tensor, cast: AbstractContextM
 
         return hook
 
-    hooks = [module.register_forward_hook(look(name)) for name, module in model.named_modules() if name]
-    try:
-        with cast:
-            _, loss = model.forward(x, y, logits=False)  # not model(), which may be compiled and would run no hook
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, cast:
+        for name, module in model.named_modules():
+            if name:
+                hooks.enter_context(module.register_forward_hook(look(name)))
+        _, loss = model.forward(x, y, logits=False)  # not model(), which may be compiled and would run no hook
     if bad:
         return f"outputs: {', '.join(bad[:MOST_NAMED])}"
     if not loss.isfinite():

@@ -19,17 +19,16 @@ NEW_TOKENS, TEMPERATURE, TOP_K = 200, 0.8, 200  # the last two are sample.py's d
 class Prompts:
     """The prompts of the setting sample_prompts: a text, or FILE:path with a prompt in each line.
 
-    Raises UserError if the file cannot be read, or the tokenizer of `meta` cannot encode a prompt.
+    Raises OSError if the file cannot be read, and UserError if the tokenizer of `meta` cannot encode a prompt.
     """
 
     def __init__(self, prompts: str, meta: dict):
         self.tokenizer = Tokenizer(meta)
         texts = [prompts]
         if prompts.startswith("FILE:"):
-            try:
-                texts = pathlib.Path(prompts.removeprefix("FILE:")).read_text(encoding="utf-8-sig").splitlines()
-            except (OSError, ValueError) as error:
-                raise UserError(f"cannot read sample_prompts={prompts}: {error}") from error
+            path = pathlib.Path(prompts.removeprefix("FILE:"))
+            # no byte order mark, as in data; the tokenizer refuses what is not UTF-8
+            texts = path.read_text(encoding="utf-8-sig", errors="surrogateescape").splitlines()
         try:
             self.prompts = [(text, self.tokenizer.encode(text)) for text in texts if text]
         except UserError as error:  # name the flag: a user who gave no prompt has the default, a newline

@@ -1,14 +1,12 @@
 """How a script ends on what a user can correct."""
 
-import os
-import subprocess
 import sys
 
 import pytest
 import torch
 
 from fusedgpt.errors import TRAIN_WITH_LESS, UserError, first_line, one_sentence, shown
-from tests.launch import ROOT, fails, process, sentence
+from tests.launch import fails, process, sentence
 
 # runs a script as if a package were not installed
 WITHOUT = """
@@ -41,22 +39,6 @@ with one_sentence():
     assert fails("-c", code, run=process, PYTHONIOENCODING="ascii") == r"error: no \udcff"
 
 
-def test_only_an_output_that_nobody_reads_ends_in_silence():
-    # any pipe that broke, such as one to wandb, used to end a run with status 1 and not a word
-    read, unread = os.pipe()
-    os.close(read)
-    code = "import os, sys\nfrom fusedgpt.errors import one_sentence\nwith one_sentence():\n    {}"
-    for statement, stdout, said in (
-        ("print('line')", unread, ""),
-        ("os.write(int(sys.argv[1]), b'text')", subprocess.DEVNULL, "error: [Errno 32] Broken pipe\n"),
-    ):
-        command = [sys.executable, "-c", code.format(statement), str(unread)]
-        options = dict(stdout=stdout, stderr=subprocess.PIPE, pass_fds=[unread], text=True, cwd=ROOT)
-        done = subprocess.run(command, check=False, **options)
-        assert (done.returncode, done.stderr) == (1, said)
-    os.close(unread)
-
-
 def test_ctrl_c_leaves_the_console_on_a_new_line(capsys):
     with pytest.raises(SystemExit, match="130"), one_sentence():
         print("half a sam", end="")
@@ -64,14 +46,7 @@ def test_ctrl_c_leaves_the_console_on_a_new_line(capsys):
     assert capsys.readouterr() == ("half a sam", "\n")
 
 
-@pytest.mark.parametrize(
-    ("name", "package"),
-    [
-        ("train.py", "torch"),
-        ("fusedgpt/__main__.py", "torch"),
-        ("data/shakespeare/prepare.py", "numpy"),
-    ],
-)
+@pytest.mark.parametrize(("name", "package"), [("train.py", "torch"), ("data/shakespeare/prepare.py", "numpy")])
 def test_without_the_environment_a_script_says_how_to_get_it(name, package):
     # "python train.py" before "source .venv/bin/activate" was a traceback that ended in No module named 'torch'
     prefix = [sys.executable, "-c", WITHOUT.format(package=package)]
@@ -80,11 +55,9 @@ def test_without_the_environment_a_script_says_how_to_get_it(name, package):
     assert any(remedy in done.stderr for remedy in ("bin/activate", "make setup"))
 
 
-def test_a_package_that_is_missing_is_one_sentence(capsys):
-    with pytest.raises(SystemExit, match=r"has no package absent: (activate|install)"), one_sentence():
-        raise ModuleNotFoundError("No module named 'absent'", name="absent")
-    with pytest.raises(ModuleNotFoundError), one_sentence():  # a mistake of ours
-        raise ModuleNotFoundError("No module named 'fusedgpt.absent'", name="fusedgpt.absent")
+def test_a_package_that_is_missing_is_one_sentence():
+    with pytest.raises(SystemExit, match="error: No module named 'absent'"), one_sentence():
+        raise ModuleNotFoundError("No module named 'absent'")
 
 
 def test_an_old_python_is_named():

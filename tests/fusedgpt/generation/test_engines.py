@@ -87,7 +87,6 @@ def test_one_dtype_for_both_is_the_model_itself_and_not_measured(trained, monkey
     engine = engines.prepare(trained, CPU, "float32", batch_size=3)
     assert engine.dtypes == (torch.float32, torch.float32) and engine.prefill is engine.decode and not engine.chosen
     assert torch.equal(greedy(engine, prompts(3), 100), greedy(trained, prompts(3), 100))
-    assert engine.bytes_per_step == 4 * sum(p.numel() for p in trained.parameters()) - 4 * S * 64
 
 
 @pytest.mark.parametrize(
@@ -127,15 +126,11 @@ def test_static_shapes_follow_buffers_that_grow(document_start):
 
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
-def test_every_family_is_timed_and_copied_and_its_bytes_are_counted(name, monkeypatch):
+def test_every_family_is_timed_and_copied(name, monkeypatch):
     monkeypatch.setattr(engines, "SECONDS", 0.0)
     net = family(name)
     engine = engines.prepare(net, CPU, "auto", batch_size=2, prompt_length=9)
     assert len(greedy(engine, ids(2, 9), 40, cache=engine.cache)) == 2 and engine.chosen
-    untied = 0 if net.config.tie_embeddings else net.transformer.wte.weight.numel()
-    positions = net.transformer.wpe.weight.numel() if net.config.position == "learned" else 0
-    read = sum(p.numel() for p in net.parameters()) - untied - positions
-    assert engine.bytes_per_step == read * engine.dtypes[1].itemsize
 
 
 @torch.no_grad()
