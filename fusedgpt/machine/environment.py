@@ -63,12 +63,9 @@ def device_name(device: torch.device) -> str:
 
 def commit(folder: str | os.PathLike) -> str | None:
     """The commit of the clone in `folder`, marked if its files were changed since; None if it is no clone."""
-
-    def git(*command):
-        done = subprocess.run(["git", "-C", folder, *command], check=False, capture_output=True, text=True)
-        return done.stdout.strip()
-
+    if not os.path.exists(os.path.join(folder, ".git")):
+        return None
     with contextlib.suppress(OSError):  # git is not installed
-        if git("ls-files", "."):  # a copy without .git may lie in another repository, which has none of its files
-            return git("describe", "--always", "--dirty", "--abbrev=12") or None
+        command = ["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=12"]
+        return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip() or None
     return None
