@@ -21,7 +21,7 @@ def environment(device: torch.device) -> dict:
     code = os.environ.get("FUSEDGPT_COMMIT")  # a copy on a lent machine may lie in another history
     if not code and not home.INSTALLED:  # an installed package may lie in a repository of its user's
         code = commit(home.SCRIPTS)
-    return {
+    found = {
         "device": device_name(device),
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -29,15 +29,10 @@ def environment(device: torch.device) -> dict:
         "threads": torch.get_num_threads(),
         "commit": code,
         "memory": total_memory(device),
-        **_versions(device),
     }
-
-
-def _versions(device):
-    """The versions, beside PyTorch's, of what may have kernels for `device`."""
-    found, packages = {}, ["triton", "transformers"]
+    packages = ["triton", "transformers"]  # beside PyTorch, they may have kernels
     if device.type == "cuda":
-        found = {"cuda": torch.version.cuda or f"ROCm {torch.version.hip}", "cudnn": torch.backends.cudnn.version()}
+        found |= {"cuda": torch.version.cuda or f"ROCm {torch.version.hip}", "cudnn": torch.backends.cudnn.version()}
         packages += FLASH_PACKAGES
     for package in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
