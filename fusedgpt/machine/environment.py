@@ -18,16 +18,13 @@ FLASH_PACKAGES = ("flash-attn", "flash-attn-3", "flash-attn-4")  # their kernels
 
 def environment(device: torch.device) -> dict:
     """What a measurement on `device` depends on, as far as it stays the same for all rows of a benchmark."""
-    code = os.environ.get("FUSEDGPT_COMMIT")  # a copy on a lent machine may lie in another history
-    if not code and not home.INSTALLED:  # an installed package may lie in a repository of its user's
-        code = commit(home.SCRIPTS)
     found = {
         "device": device_name(device),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
-        "commit": code,
+        "commit": os.environ.get("FUSEDGPT_COMMIT") or commit(home.SCRIPTS),  # a copy may lie in another history
         "memory": total_memory(device),
     }
     packages = ["triton", "transformers"]  # beside PyTorch, they may have kernels
