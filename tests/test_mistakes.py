@@ -38,6 +38,7 @@ MISTAKES = [
     ("train.py --init_from={run}", "give --init_from=resume --out_dir={run}"),
     ("train.py --init_from=resume --out_dir={absent}", "train first, or name the folder of another run"),
     ("train.py {small} --out_dir={model}", "give --init_from={model} and another --out_dir"),
+    ("train.py {small} --out_dir={file}", "File exists"),
     ("train.py {small} --init_from=nobody/no-such-model", "name a folder"),
     ("sample.py --init_from={run}", "name it with --out_dir={run}"),
     ("sample.py {run} --start=FILE:{absent}", "No such file or directory: '{absent}'"),
@@ -49,7 +50,7 @@ MISTAKES = [
     ("bench.py report {absent}", "name the folder of a benchmark, such as out-bench/ladder"),
     ("study.py report {absent}", "name the folder of a study"),
     # values that cannot be
-    ("train.py {small} --device=gpu", "try auto, cpu, cuda"),
+    ("train.py {small} --device=gpu", "--device can be auto, cpu, cuda"),
     ("train.py {small} --device=cuda", "--device can be auto, cpu, cuda"),
     ("train.py {small} --attention=flash3", "Here --attention can be manual"),
     ("train.py {small} --attention={kernel}", "path/to/file.py:function"),

@@ -14,7 +14,7 @@ from fusedgpt.attention.table import scores_held
 from fusedgpt.dimensions import RECOMPUTE, GPTConfig
 from fusedgpt.errors import UserError
 from fusedgpt.estimates.memory import Memory, Run
-from fusedgpt.machine.gpus import GPUS
+from fusedgpt.machine.flops import GPUS
 from fusedgpt.parallel.distributed import Ranks
 from fusedgpt.terminal import in_words
 

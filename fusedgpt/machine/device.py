@@ -1,7 +1,6 @@
 """Resolve the settings device, dtype and compile for this machine."""
 
 import contextlib
-import functools
 import sys
 import warnings
 from collections.abc import Iterator
@@ -10,7 +9,6 @@ import torch
 
 from fusedgpt.errors import UserError, first_line
 
-NAMES = "auto, cpu, cuda, cuda:1 or mps"  # how messages list the devices
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -20,19 +18,13 @@ def resolve_device(name: str, local_rank: int | None = None) -> torch.device:
     Under torchrun each rank takes the GPU of its `local_rank`, even if the setting names another, so that no two ranks
     share a GPU.
     """
-    here = (torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")).type
-    supported = {"cpu", "cuda", "mps"} & {"cpu", here}
+    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
-        name = here if here in supported else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UserError(f"device={name!r} is unknown to PyTorch: try {NAMES}") from error
-    if device.type not in supported:
-        raise UserError(
-            f"device={name!r} is not here or not supported: PyTorch finds {here} on this machine. --device can be"
-            f" {NAMES}"
-        )
+        name = next(kind for kind in here if here[kind])
+    if not here.get(name.partition(":")[0]):
+        names = "auto, cpu, cuda, cuda:1 or mps"
+        raise UserError(f"device={name!r} is not on this machine, or not supported: --device can be {names}")
+    device = torch.device(name)
     if device.type == "cuda":
         index = local_rank
         if index is None:
@@ -59,13 +51,9 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if device.type == "cpu" and cpu_multiplies_bfloat16() else torch.float32
     if name == "bfloat16" and device.type == "cpu" and not cpu_multiplies_bfloat16():
-        _warn_once("this CPU only emulates bfloat16, and float32 is many times as fast: give --dtype=float32")
+        said = "this CPU only emulates bfloat16, and float32 is many times as fast: give --dtype=float32"
+        warnings.warn(said, stacklevel=1)  # from one line, so that Python seldom repeats it
     return DTYPES[name]
-
-
-@functools.cache  # Python itself would repeat the warning after each warnings.catch_warnings
-def _warn_once(sentence):
-    warnings.warn(sentence, stacklevel=3)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -73,18 +61,18 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def cpu_instructions() -> set[str]:
+    """The instructions that PyTorch can use on this CPU, by its names: 'avx2', 'amx_tile' …"""
+    found = getattr(torch.cpu, "get_capabilities", dict)()  # PyTorch 2.11 does not have it yet
+    return {name for name, can in found.items() if can}
+
+
 def cpu_multiplies_bfloat16() -> bool:
     """Whether PyTorch has CPU instructions for products in bfloat16. Without them, products take many times as long."""
-    has = getattr(torch.cpu, "get_capabilities", dict)()  # PyTorch 2.11 does not have it yet
-    can = has.get("avx512_bf16") or has.get("amx_tile") or has.get("bf16")  # bf16 is Arm's name
+    can = {"avx512_bf16", "amx_tile", "bf16"} & cpu_instructions()  # bf16 is Arm's name
     # oneDNN computes these products, and ONEDNN_MAX_CPU_ISA=AVX2 forbids it to use newer instructions
     used = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)  # missing if built without oneDNN
     return bool(can and used())
-
-
-def cpu_has_amx() -> bool:
-    """Whether the CPU has AMX: Intel's instructions for products of whole tiles, in bfloat16 too."""
-    return bool(getattr(torch.cpu, "get_capabilities", dict)().get("amx_tile"))
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager:
@@ -95,11 +83,11 @@ def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractCon
 @contextlib.contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
     """A context in which CUDA may, or may not, round the factors of float32 products to TF32 (float16's 11 bits)."""
-    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, allowed
-    try:
+    products = torch.backends.cuda.matmul
+    with contextlib.ExitStack() as at_the_end:
+        at_the_end.callback(setattr, products, "allow_tf32", products.allow_tf32)
+        products.allow_tf32 = allowed
         yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def multiplies_tf32(device: torch.device) -> bool:
@@ -113,21 +101,14 @@ def asks_to_compile(setting: bool | str, device: torch.device) -> bool:
 
 
 def resolve_compile(setting: bool | str, device: torch.device) -> tuple[bool, str]:
-    """Whether to compile, and why it is not possible if it was asked for."""
+    """Whether to compile, and why it is not possible if it was asked for. It needs Triton or a C++ compiler."""
     if not asks_to_compile(setting, device):
         return False, ""
-    if reason := why_no_compiler(device):
-        return False, f"torch.compile cannot work here: {reason}"
-    return True, ""
-
-
-def why_no_compiler(device: torch.device) -> str | None:
-    """Why torch.compile fails on `device`, or None if it works. It needs Triton or a C++ compiler."""
     try:
         torch.compile(lambda x: x * 2 + 1)(torch.ones(8, device=device))
     except Exception as error:  # each backend has its own exception type for a missing compiler
-        return f"{type(error).__name__}: {first_line(error)}"
-    return None
+        return False, f"torch.compile cannot work here: {type(error).__name__}: {first_line(error)}"
+    return True, ""
 
 
 def graphs_compiled() -> int:

@@ -3,44 +3,33 @@
 import contextlib
 import importlib.metadata
 import os
-import pathlib
 import platform
-import re
 import subprocess
 import sys
 
 import torch
 
 from fusedgpt import home
-from fusedgpt.machine.device import cpu_has_amx, cpu_multiplies_bfloat16
+from fusedgpt.machine.device import cpu_instructions, cpu_multiplies_bfloat16
 from fusedgpt.machine.memory import total_memory
 
 FLASH_PACKAGES = ("flash-attn", "flash-attn-3", "flash-attn-4")  # their kernels run on GPUs only
-CPUINFO = pathlib.Path("/proc/cpuinfo")
 
 
 def environment(device: torch.device) -> dict:
     """What a measurement on `device` depends on, as far as it stays the same for all rows of a benchmark."""
-    code = os.environ.get("FUSEDGPT_COMMIT")  # a copy on a lent machine may lie in another history
-    if not code and not home.INSTALLED:  # an installed package may lie in a repository of its user's
-        code = commit(home.SCRIPTS)
-    return {
+    found = {
         "device": device_name(device),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
-        "commit": code,
+        "commit": os.environ.get("FUSEDGPT_COMMIT") or commit(home.SCRIPTS),  # a copy may lie in another history
         "memory": total_memory(device),
-        **_versions(device),
     }
-
-
-def _versions(device):
-    """The versions, beside PyTorch's, of what may have kernels for `device`."""
-    found, packages = {}, ["triton", "transformers"]
+    packages = ["triton", "transformers"]  # beside PyTorch, they may have kernels
     if device.type == "cuda":
-        found = {"cuda": torch.version.cuda or f"ROCm {torch.version.hip}", "cudnn": torch.backends.cudnn.version()}
+        found |= {"cuda": torch.version.cuda or f"ROCm {torch.version.hip}", "cudnn": torch.backends.cudnn.version()}
         packages += FLASH_PACKAGES
     for package in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -53,26 +42,22 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     name = platform.processor()
-    if sys.platform == "linux":  # Arm's processors have numbers there instead of names
-        text = CPUINFO.read_text(encoding="utf-8", errors="replace")
-        if found := re.search(r"^(?:model name|(CPU part))\s*: (.*)", text, re.MULTILINE):
-            name = " ".join(filter(None, found.groups()))
+    if sys.platform == "linux":
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            name = next((line.partition(": ")[2].strip() for line in file if line.startswith("model name")), name)
     name += f", {torch.backends.cpu.get_cpu_capability()}"
     if cpu_multiplies_bfloat16():
         name += "+bfloat16"
-        if cpu_has_amx():
+        if "amx_tile" in cpu_instructions():
             name += "+AMX"
     return name
 
 
 def commit(folder: str | os.PathLike) -> str | None:
     """The commit of the clone in `folder`, marked if its files were changed since; None if it is no clone."""
-
-    def git(*command):
-        done = subprocess.run(["git", "-C", folder, *command], check=False, capture_output=True, text=True)
-        return done.stdout.strip()
-
+    if not os.path.exists(os.path.join(folder, ".git")):
+        return None
     with contextlib.suppress(OSError):  # git is not installed
-        if git("ls-files", "."):  # a copy without .git may lie in another repository, which has none of its files
-            return git("describe", "--always", "--dirty", "--abbrev=12") or None
+        command = ["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=12"]
+        return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip() or None
     return None

@@ -1,20 +1,14 @@
 """Write files that are either complete or absent, or that grow by lines, and lock a folder."""
 
 import contextlib
-import errno
 import json
 import os
 import pathlib
 import shutil
-import socket
-import time
 from collections.abc import Iterator
 from typing import IO, Any
 
 from fusedgpt.errors import UserError
-
-NO_LINKS = (errno.EPERM, errno.EMLINK, errno.EXDEV, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
@@ -25,72 +19,46 @@ def atomic(path: str | os.PathLike, mode: str = "wb", aside: str = "") -> Iterat
     do not share it. Raises UserError if the disk is full or cannot be written.
     """
     path = pathlib.Path(path)
-    temporary, opened = path.with_name(f".{path.name}{aside}.tmp"), None
+    temporary = path.with_name(f".{path.name}{aside}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # write names of files and folders that are not UTF-8 as escapes
         how = {} if "b" in mode else {"encoding": "utf-8", "errors": "backslashreplace"}
         temporary.unlink(missing_ok=True)
         with open(temporary, mode.replace("w", "x"), **how) as file:  # x: not through a link that a stranger put there
-            opened = os.fstat(file.fileno())
             yield file
             file.flush()
             os.fsync(file.fileno())  # otherwise a power cut could leave the new name without content
-        if not _is_still(temporary, opened):  # a lot can happen while a large file is written for a minute
-            raise FileNotFoundError(errno.ENOENT, "the folder was moved, or another process has replaced the file")
         os.replace(temporary, path)
     except BaseException as error:
-        if opened and _is_still(temporary, opened):
-            temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise cannot_write(path, error) from error
-        raise
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if not isinstance(error, OSError):
+            raise
+        advice = "make room, or name another folder that can be written; what was there before is kept"
+        raise UserError(f"cannot write {path}: {error.strerror or error}: {advice}") from error
 
 
-def cannot_write(path: pathlib.Path, error: OSError) -> UserError:
-    """The UserError for a disk that refuses to write the file `path`."""
-    kept = "what it held before is kept" if path.is_file() else "nothing was written"
-    remedy = "Make room" if error.errno in FULL else "Make the folder writable"
-    return UserError(f"cannot write {path}: {error.strerror or error}; {kept}. {remedy}, or name another folder")
-
-
-def _is_still(path, opened):
-    """Whether `path` still names the file of `opened`, a result of os.fstat; True if the disk does not answer."""
-    try:
-        return os.path.samestat(os.stat(path), opened)
-    except OSError as error:
-        return not isinstance(error, (FileNotFoundError, NotADirectoryError))
-
-
-class Lock:
+class Lock(contextlib.AbstractContextManager):
     """The lock of a folder. An open `file` in the folder holds it until `close`, or until a `with` statement ends."""
 
     def __init__(self, file: IO):
-        self.path, self.file, self.opened = pathlib.Path(file.name), file, os.fstat(file.fileno())
-        self.close = file.close
-
-    def __enter__(self):
-        return self
+        self.file, self.close = file, file.close
 
     def __exit__(self, *exception):
         self.close()
 
-    def check(self, go_on: str = "--init_from=auto and that --out_dir") -> None:
+    def check(self) -> None:
         """Raise UserError if the folder was moved or removed, or has another lock.
 
         Call it before each write, which would make the folder anew, or replace what another process has written there.
-        go_on: the settings that the message tells the user to go on with.
         """
-        if _is_still(self.path, self.opened):
-            return
-        what = f"{self.path.parent} was removed or moved, or its {self.path.name} replaced,"
         with contextlib.suppress(OSError):
-            now = pathlib.Path(os.readlink(f"/proc/self/fd/{self.file.fileno()}"))  # Linux knows its present path
-            if _is_still(now, self.opened):
-                what = f"{self.path.parent} was moved to {now.parent}"
+            if os.path.samefile(self.file.name, self.file.fileno()):
+                return
         raise UserError(
-            f"{what} while this process used it. The process has written nothing since. If what was saved is still"
-            f" there, go on with {go_on}; after another run has begun in the folder, it is in the last previous-N"
+            f"{os.path.dirname(self.file.name)} was removed or moved, or its .lock replaced, while this process used"
+            " it. The process has written nothing since: go on in the folder with its present name"
         )
 
 
@@ -98,29 +66,20 @@ def lock(out_dir: str | os.PathLike, shared: bool = False) -> Lock:
     """Take the folder for this process, until the returned lock is closed. shared: for all processes that ask so.
 
     The system releases the folder when the process ends, however it ends. On Windows nobody is kept out. Raises
-    UserError if another process has the folder, or if it cannot be written.
+    UserError if another process has the folder.
     """
     path = pathlib.Path(out_dir) / ".lock"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path, "a+", encoding="utf-8", errors="replace", opener=_no_link)  # noqa: SIM115 (kept)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}. Name another folder") from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = open(path, "ab+", opener=_no_link)  # noqa: SIM115 (kept)
     try:
         import fcntl
 
         how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         fcntl.lockf(file, how | fcntl.LOCK_NB)  # unlike flock, not inherited by children; works over NFS
     except (BlockingIOError, PermissionError) as error:
-        file.seek(0)
-        raise UserError(
-            f"{out_dir} is in use by another run: {file.read().strip()}. Wait for it to end, or name another folder"
-        ) from error
-    except (OSError, ImportError):  # a file system without locks, or Windows
-        return Lock(file)
-    file.truncate(0)
-    started = time.strftime("%Y-%m-%d %H:%M:%S")
-    print(f"process {os.getpid()} on {socket.gethostname()}, started {started}", file=file, flush=True)
+        raise UserError(f"{out_dir} is in use by another run: wait for it to end, or name another folder") from error
+    except (OSError, ImportError):
+        pass  # a file system without locks, or Windows
     return Lock(file)
 
 
@@ -130,22 +89,20 @@ def _no_link(path, flags):
 
 
 def link(path: str | os.PathLike, name: str | os.PathLike) -> None:
-    """Give the file `path` a second `name`: a hard link, or a copy on a disk without links. Replaces an older `name`.
+    """Give the file `path` a second `name`: a hard link, or a copy where that fails. Replaces an older `name`.
 
     A link is as good as a copy, because `atomic` replaces files and never writes into them. Raises UserError if the
     disk refuses.
     """
     aside = pathlib.Path(name).with_name(".link.tmp")  # always this name, so that the next link removes a leftover
-    try:
+    with contextlib.suppress(OSError):
         aside.unlink(missing_ok=True)
         os.link(os.path.realpath(path), aside)  # a relative symbolic link would name another file there
         os.replace(aside, name)
         aside.unlink(missing_ok=True)  # os.replace does nothing if both names are of one file already
-    except OSError as error:
-        if error.errno not in NO_LINKS:
-            raise cannot_write(pathlib.Path(name), error) from error
-        with atomic(name) as copy, open(path, "rb") as file:
-            shutil.copyfileobj(file, copy)
+        return
+    with atomic(name) as copy, open(path, "rb") as file:
+        shutil.copyfileobj(file, copy)
 
 
 def json_line(content: dict[str, Any]) -> str:
@@ -154,17 +111,13 @@ def json_line(content: dict[str, Any]) -> str:
     return json.dumps(finite) + "\n"
 
 
-def read_jsonl(path: str | os.PathLike, having: str = "") -> list[dict]:
-    """The objects of a JSON lines file. Lines that are cut short or are no object are left out.
-
-    Lines without the text `having` are not parsed, because a long run has a million lines.
-    """
+def read_jsonl(path: str | os.PathLike) -> list[dict]:
+    """The objects of a JSON lines file. Lines that are cut short or are no object are left out."""
     rows = []
     with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
-            if having in line:
-                with contextlib.suppress(ValueError, RecursionError):
-                    rows.append(json.loads(line))
+            with contextlib.suppress(ValueError, RecursionError):
+                rows.append(json.loads(line))
     return [row for row in rows if isinstance(row, dict)]
 
 
@@ -173,16 +126,12 @@ class Lines:
 
     def __init__(self, path: str | os.PathLike):
         self.path, self.pending = pathlib.Path(path), bytearray()
-        self._open()
+        # unbuffered: a kill loses no line
+        self.file = open(self.path, "ab+", buffering=0, opener=_no_link)  # noqa: SIM115 (kept)
         if end := self.file.tell():
             self.file.seek(end - 1)
             if self.file.read() != b"\n":  # a full disk tore it: a line behind it would be damaged with it
                 self.pending += b"\n"
-
-    def _open(self):
-        # unbuffered: a kill loses no line
-        self.file = open(self.path, "ab+", buffering=0, opener=_no_link)  # noqa: SIM115 (kept)
-        self.opened = os.fstat(self.file.fileno())
 
     def add(self, line: str) -> None:
         """Append the pending lines and this one. Raises OSError if the disk refuses; none is lost."""
@@ -191,7 +140,5 @@ class Lines:
 
     def flush(self) -> None:
         """Write what is pending. Raises OSError if the disk refuses."""
-        if not _is_still(self.path, self.opened):  # an edited copy may have its name
-            self._open()
         while self.pending:
             del self.pending[: self.file.write(self.pending)]  # a disk that fills up writes only a part

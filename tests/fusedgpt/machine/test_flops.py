@@ -11,33 +11,18 @@ from fusedgpt.machine.flops import peak_flops  # by name: the tests' own measure
 # a name of each form that PyTorch gives, and TFLOP/s; None: this very device has no figure, so it must be measured
 DEVICES = {
     "Tesla V100-SXM2-16GB": 125,
-    "Tesla V100S-PCIE-32GB": 130,
-    "Tesla V100-FHHL-16GB": None,
     "Tesla T4": 65,
     "NVIDIA T400": None,  # T4's figure was taken for it
-    "Quadro T4": None,
-    "NVIDIA A100-SXM4-40GB": 312,
     "A100-SXM-80GB": 312,
     "NVIDIA A100 80GB PCIe": 312,
     "NVIDIA A100-SXM-64GB": None,  # built for one machine, with more multiprocessors
     "NVIDIA A100-SXM4-40GB MIG 1g.5gb": None,  # a seventh of one
-    "NVIDIA RTX A1000": None,  # A100's figure was taken for it
-    "NVIDIA A10G": 70,
-    "NVIDIA L40": 181,  # L4's figure was taken for it
-    "NVIDIA L40S": 362,
+    "NVIDIA L40": None,  # L4's figure was taken for it
     "NVIDIA H100 80GB HBM3": 989,
     "NVIDIA H100 PCIe": 756,
-    "NVIDIA GH200 144G HBM3e": 989,
-    "NVIDIA GB200": 2500,
-    "NVIDIA RTX A6000": 154.8,
-    "NVIDIA GeForce RTX 3090 Ti": None,
     "NVIDIA GeForce RTX 4090": 165.2,
     "NVIDIA GeForce RTX 4090 Laptop GPU": None,
-    "AMD Instinct MI100": None,  # its bfloat16 is half as fast as its float16
-    "AMD Instinct MI250X": 191.5,
-    "AMD Instinct MI250X/MI250": None,  # one or the other
     "AMD Instinct MI300X": 1307,
-    "": None,
 }
 
 
