@@ -23,47 +23,15 @@ import re
 import sys
 import textwrap
 
-import numpy as np
-
 from configurator import separate
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.home import as_called
 from fusedgpt.machine.files import atomic
 from fusedgpt.runs import report_page
-from fusedgpt.runs.metrics import (
-    MEANING,
-    Run,
-    above,
-    losses_in,
-    names_of,
-    number,
-    require_bits_per_byte,
-    section,
-    view,
-)
+from fusedgpt.runs.metrics import MEANING, Run, above, losses_in, names_of, view
 from fusedgpt.runs.style import AXES, COLOURS, DPI, MARKERS, SUFFIXES, WIDTH, label_x, plain, time_unit, title
 
 LONGEST_NAME = 100  # bytes of a figure's file name that its runs take at most; file systems allow 255 in all
-
-
-def about(run: Run) -> str:
-    """What a reader needs to judge a figure: machine, model, batch, versions, date. Unknown parts are left out."""
-    record, settings = run.record, section(run.record, "settings")
-    environment, model = section(record, "environment"), section(record, "model")
-    parameters, tokens = np.nan_to_num([number(record.get("parameters")), run.tokens_per_step])
-    said = [
-        ("{} ({})", record.get("device"), environment.get("device")),
-        ("{}", record.get("dtype")),
-        ("attention {}", record.get("attention")),
-        ("{} layers × {}", model.get("n_layer"), model.get("n_embd")),
-        ("{:,.0f} parameters", parameters),
-        ("{:,.0f} tokens a step", tokens),
-        ("optimizer {}", settings.get("optimizer")),
-        ("torch {}", environment.get("torch")),
-        ("commit {}", environment.get("commit")),
-        ("{}", record.get("date")),  # not that of a file, which a copy or a clone may change
-    ]
-    return ", ".join(form.format(*values) for form, *values in said if all(values))
 
 
 def labels(runs: list[Run]) -> list[str]:
@@ -86,8 +54,8 @@ def finding(runs: list[Run], y: str) -> str:
 
 
 def captions(runs: list[Run]) -> list[str]:
-    """`about` each run; one text if it is the same for all."""
-    texts = [about(run) for run in runs]
+    """What a reader needs to judge a figure of each run; one text if it is the same for all."""
+    texts = [report_page.about(run) for run in runs]
     if len(set(texts)) > 1:
         texts = [f"{name}: {text}" for name, text in zip(names_of(runs), texts)]
     return list(dict.fromkeys(texts))
@@ -140,16 +108,13 @@ def draw_legend(figure, axes, beside: bool) -> None:
 def draw(runs: list[Run], path: pathlib.Path, y: str | None = None, x: str = "iterations") -> None:
     """Draw `y` of the `runs` to the file `path`. `y` is a key of MEANING, one of a run's `others`, or None for all.
 
-    A value that was not finite (null in metrics.jsonl) is a gap. Raises UserError if tokenizers differ and a run has no
-    bits per byte.
+    A value that was not finite (null in metrics.jsonl) is a gap.
     """
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
 
-    if y == "bits_per_byte":
-        require_bits_per_byte(runs, "--y=bits_per_byte needs evaluations in bits per byte")
     main = losses_in(runs) if y in (None, "loss") else y
     others = sorted({name for run in runs for name in run.others})
     small = () if y else ("lr", "grad_norm", "tokens_per_s", "memory", *others)

@@ -98,7 +98,7 @@ def train_step(state: TrainState, s: Settings, micro_steps: range) -> dict[str, 
 def training_loop(run: Run) -> None:
     """Step until max_iters, the run's deadline or a signal; evaluate, report and save on the way."""
     s, state, ranks = run.s, run.state, run.ranks
-    time_is_up, alone, reported_at = False, ranks.world == 1, time.perf_counter()
+    time_is_up, alone = False, ranks.world == 1
     while True:
         last = state.iteration >= s.max_iters or time_is_up or s.eval_only
         evaluates = state.iteration % s.eval_interval == 0 or last
@@ -125,9 +125,7 @@ def training_loop(run: Run) -> None:
         state.results.add(results, flags, lr=state.optimizer.param_groups[0]["lr"])  # what the step has used
         state.clock.stop()
         state.iteration += 1
-        silent_s = time.perf_counter() - reported_at if alone and state.clock.device.type == "cpu" else 0.0
-        if is_reported(state.iteration, s, silent_s) or (alone and any(flags.values())):
-            reported_at = time.perf_counter()
+        if is_reported(state.iteration, s) or (alone and any(flags.values())):
             time_is_up, signalled = run.report()  # if the time is up, the next round evaluates and is the last
             if signalled:
                 return
@@ -197,14 +195,14 @@ def build_model(s: Settings, meta: dict, saved: dict | None, ranks, device: torc
     return model, s
 
 
-def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: Logger) -> Run:
-    """The run that `s` describes, ready to step. Raises UserError for bad input."""
+def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: Logger, writes: bool = True) -> Run:
+    """The run that `s` describes, ready to step. writes: it locks out_dir. Raises UserError for bad input."""
     out_dir, micro_steps = pathlib.Path(s.out_dir), ranks.micro_steps(s.gradient_accumulation_steps)
 
     # data and weights
     folder, meta = find_data(s)
     prompts = samples.prompts(s, meta, ranks)
-    lock = files.lock(out_dir) if ranks.main and not (s.eval_only or s.dry_run) else None
+    lock = files.lock(out_dir) if writes and ranks.main and not s.eval_only else None
     saved = path = None
     if s.init_from == "resume":
         saved, path = run_folder.load_latest(out_dir, logger.say, whole=ranks.shards == 1)
@@ -306,9 +304,6 @@ def main(s: Settings) -> None:
         memory.reset_peak_memory(device)  # compilation, the rehearsal and the timing are over
         gc.collect()
         gc.freeze()  # freeze long-lived objects so that garbage collection does not stall a step
-        if s.dry_run:
-            budget.dry_run(run, step)
-            return run.leave()
         if not s.eval_only:
             run.open_log()
             run.stopped_by = catch_signals(ranks.main)

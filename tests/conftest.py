@@ -2,12 +2,10 @@
 
 import functools
 import json
-import math
 import os
 import pathlib
 import shutil
 import signal
-import time
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # from a shell script's `make test &`; runs would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -40,7 +38,6 @@ from fusedgpt.data import prepare, tokenizer
 from fusedgpt.errors import UserError
 from fusedgpt.machine import flops, memory
 from fusedgpt.machine.device import resolve_compile
-from fusedgpt.runs import progress
 
 OFFLINE_BPE = ROOT.parent / "shared" / "data" / "tiktoken_cache"  # if it exists, tests of GPT-2's BPE need no network
 if OFFLINE_BPE.exists():
@@ -91,7 +88,6 @@ def uncompiled_flex(request, monkeypatch):
 def _as_it_was(monkeypatch):
     """No test leaves a setting of PyTorch or a signal handler behind for the next."""
     monkeypatch.setattr(flops, "peak_flops", MEASURED_ONCE)
-    monkeypatch.setattr(progress, "LONGEST_SILENCE_S", math.inf)  # when steps are read must not depend on the machine
     monkeypatch.setattr(memory, "keep_freed_memory", lambda keep: None)  # it cannot be undone in this process
     with as_it_was():
         yield
@@ -173,15 +169,6 @@ def rows(out_dir, kind="train"):
 def record(out_dir):
     """What a run's run.json holds."""
     return json.loads((pathlib.Path(out_dir) / "run.json").read_text())
-
-
-def wait_for(path, seconds=10):
-    """Wait until `path` exists."""
-    for _ in range(100 * seconds):
-        if path.exists():
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"{path} never came")
 
 
 def checkpoint_of(out_dir, file="ckpt.pt"):

@@ -37,7 +37,6 @@ MISTAKES = [
     ("train.py {run}", "--init_from=resume --out_dir=FOLDER to train a run on"),
     ("train.py --init_from={run}", "give --init_from=resume --out_dir={run}"),
     ("train.py --init_from=resume --out_dir={absent}", "train first, or name the folder of another run"),
-    ("train.py {small} --out_dir={model}", "give --init_from={model} and another --out_dir"),
     ("train.py {small} --out_dir={file}", "File exists"),
     ("train.py {small} --init_from=nobody/no-such-model", "name a folder"),
     ("sample.py --init_from={run}", "name it with --out_dir={run}"),

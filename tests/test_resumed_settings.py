@@ -116,19 +116,6 @@ def test_a_run_that_goes_on_with_another_text_says_so(tmp_path, done, data, caps
     assert checkpoint_of(done, "best.pt")["best_val_loss"] == rows(done, "eval")[-1]["val_loss"]
 
 
-def test_a_finished_run_is_not_evaluated_on_another_text_as_if_it_were_its_own(tmp_path, done, data):
-    # the last evaluation and the best checkpoint became another text's, and run.json still named the first
-    mine = from_its_end(data, tmp_path / "data")
-    before = {file.name: file.read_bytes() for file in done.iterdir() if file.name != ".lock"}
-    with pytest.raises(UserError, match=r"is done, and val\.bin of .* to evaluate on it, give --eval_only"):
-        run(done, mine, init_from="resume")
-    for nothing_written in (dict(eval_only=True), dict(dry_run=True)):
-        run(done, mine, init_from="resume", **nothing_written)
-    assert before == {name: (done / name).read_bytes() for name in before}
-    run(done, mine, init_from="resume", max_iters=11)
-    assert len(rows(done)) == 11
-
-
 def test_a_run_trains_on_with_its_schedule(tmp_path, data):
     # raising --max_iters as is said at a run's end used to learn nothing: lr_decay_iters stayed, and min_lr was 0
     out = run(tmp_path / "out", data, max_iters=3, min_lr=0.0, lr_decay_iters=3)
@@ -136,7 +123,7 @@ def test_a_run_trains_on_with_its_schedule(tmp_path, data):
     config = tmp_path / "c.py"
     config.write_text("max_iters = 3\nlr_decay_iters = 3")  # the file that began it names the old end
     said = script(*flagged(out, data, config, "--max_iters=6")).stdout
-    assert "resuming with lr_decay_iters=6; it was 3: the schedule ends with the run (--lr_decay_iters=3" in said
+    assert "resuming with lr_decay_iters=6; it was 3\n" in said
     longer = small(out, data, min_lr=0.0, lr_decay_iters=6)
     assert [row["lr"] for row in rows(out)[3:]] == [train.learning_rate(it, longer) for it in (3, 4, 5)]
     assert any(not torch.equal(w, before[name]) for name, w in weights(out).items())
@@ -155,7 +142,7 @@ def test_a_run_that_makes_no_step_says_so_and_records_none(done, data, capsys):
     run(done, data, **again)
     said = capsys.readouterr().out
     assert "all 10 iterations are done: raise --max_iters above that to train on" in said
-    assert "not used, because there is no step to make: eval_iters=1, batch_size=8, learning_rate=0.0001" in said
+    assert "resuming with" not in said and (done / "run.json").read_text() == before
     run(done, data, eval_only=True, **again)
     assert (done / "run.json").read_text() == before
 

@@ -22,7 +22,6 @@ from tests.conftest import (
     rows,
     run,
     small,
-    wait_for,
     weights,
 )
 from tests.launch import process, ranks
@@ -185,7 +184,6 @@ def test_a_rank_that_drifts_ends_the_run_and_is_not_saved(tmp_path, data, monkey
     with pytest.raises(UserError, match="rank 1 no longer has"):
         run(tmp_path, data, max_iters=7, check_interval=2, eval_interval=5)
     assert seen == [0, 2, 4, 5, 6, 7]
-    wait_for(tmp_path / "best.pt", 60)  # linked by a thread, after ckpt.pt; the end of a process waits for it
     for name in ("ckpt.pt", "best.pt"):
         assert checkpoint_of(tmp_path, name)["iter_num"] == 5
 
@@ -209,7 +207,7 @@ def test_a_run_whose_kernel_is_another_ends(tmp_path, data, monkeypatch):
 
 def test_scripts_run_without_what_they_do_not_use(tmp_path, data, small_run):
     heavy = ("wandb", "datasets", "transformers", "matplotlib", "tyro", "torch._inductor")
-    heavy += ("torch.distributed.nn", "torch.distributed.fsdp", "tensorboard", "typeguard", "pandas")
+    heavy += ("torch.distributed.nn", "torch.distributed.fsdp", "pandas")
     train_it = flags(small(tmp_path, data, attention="auto", dtype="auto", optimizer="muon", max_iters=2))
     code = "import runpy, sys; sys.path.insert(0, '.')"
     for name, *args in (("train.py", *train_it), ("sample.py", small_run, "--start=a", "--max_new_tokens=2")):

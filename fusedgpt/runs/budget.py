@@ -1,4 +1,4 @@
-"""What a run takes, by a few of its own steps and a part of an evaluation: `dry_run` says it, `minutes` keeps to it."""
+"""A run of so many minutes: what it takes, by a few of its own steps and a part of an evaluation."""
 
 import bisect
 import contextlib
@@ -11,33 +11,15 @@ from typing import Any
 import torch
 
 from fusedgpt.errors import UserError
-from fusedgpt.machine import memory
 from fusedgpt.parallel.distributed import local
-from fusedgpt.runs.progress import STEPS_OF_AN_ESTIMATE, Cost
+from fusedgpt.runs.progress import Cost
 from fusedgpt.runs.resume import SETTLED
 from fusedgpt.settings import Settings
-from fusedgpt.terminal import in_words
 
 # time steps, and then evaluations, for this share of the minutes: a few steps would tell the load of a moment
 SHARE = 0.03
 LONGEST_S = 20.0  # and no longer than this
 MOST_ITERATIONS = 10**9
-
-
-def dry_run(run: Any, step: Callable) -> None:
-    """Make a few steps and a part of an evaluation; say what they take, and how long the whole run would take.
-
-    With eval_only it makes no steps. run: a Run of fusedgpt/runs/run.py. step: makes one step.
-    """
-    s, say, start = run.s, run.logger.say, run.state.iteration
-    if s.eval_only:
-        run.losses(s.batch_size)  # the first call loads kernels
-        said = f"estimate: {in_words(_evaluation_s(run))} to evaluate"
-    else:
-        said = _measured(run, step, STEPS_OF_AN_ESTIMATE).estimate(start, s)
-    say(f"memory: {memory.peak_memory(run.state.clock.device) / 2**30:.2f} GiB at the peak")
-    say(said)
-    say("this was a dry run: nothing was written")
 
 
 def settle(run: Any, step: Callable, began: float) -> None:
@@ -47,20 +29,17 @@ def settle(run: Any, step: Callable, began: float) -> None:
     the same settings with them and without `minutes` make the same run. run: a Run of fusedgpt/runs/run.py. step: makes
     one step. began: time.perf_counter() at the run's start.
     """
-    s, say = run.s, run.logger.say
+    s = run.s
     if not s.minutes or s.init_from == "resume" or s.eval_only:
         return
     run.logger.status("timing steps and an evaluation")
     with undone(run):
-        cost = _measured(run, step, 2, min(SHARE * 60 * s.minutes, LONGEST_S))
-    spent = time.perf_counter() - began
-    fit = most_iterations(60 * s.minutes - spent, cost, s)
-    n = run.ranks.broadcast(max(1, fit))  # each rank has timed its own steps
+        cost = _measured(run, step, min(SHARE * 60 * s.minutes, LONGEST_S))
+    left = 60 * s.minutes - (time.perf_counter() - began)
+    n = run.ranks.broadcast(max(1, most_iterations(left, cost, s)))  # each rank has timed its own steps
     run.s = dataclasses.replace(s, **dict.fromkeys(SETTLED, n))
     run.record["settings"] |= dict.fromkeys(SETTLED, n)
-    say(decision(run.s, run.record, cost))
-    if not fit:
-        say(f"minutes={s.minutes:g} is too short: starting took {in_words(spent)}")
+    run.logger.say(f"minutes={s.minutes:g}: {cost.parts(0, run.s)}; max_iters={n}")
 
 
 def most_iterations(seconds: float, cost: Cost, s: Settings) -> int:
@@ -70,15 +49,6 @@ def most_iterations(seconds: float, cost: Cost, s: Settings) -> int:
         return cost.seconds(0, dataclasses.replace(s, max_iters=iterations))
 
     return max(0, bisect.bisect_right(range(MOST_ITERATIONS + 1), seconds, key=takes) - 1)
-
-
-def decision(s: Settings, record: dict, cost: Cost) -> str:
-    """One line: what was settled, from which times, and the flags that make the same run again."""
-    again = {name: getattr(s, name) for name in SETTLED}
-    # another run might choose otherwise, because auto goes by times
-    again |= {name: record[name] for name in ("attention", "dtype", "compile") if getattr(s, name) == "auto"}
-    flags = " ".join(f"--{name}={value}" for name, value in again.items())
-    return f"minutes={s.minutes:g}: {cost.parts(0, s)}; the same run again: {flags}"
 
 
 @contextlib.contextmanager
@@ -102,17 +72,17 @@ def undone(run: Any) -> Iterator[None]:
     state.batch = next(state.batches)
 
 
-def _measured(run, step, least, seconds=0.0):
-    """The Cost of a run, by `least` steps or as many as take `seconds`, and a part of an evaluation as long."""
-    step_ms = _step_ms(run, step, least, seconds)
+def _measured(run, step, seconds):
+    """The Cost of a run, by as many steps as take `seconds`, and a part of an evaluation as long."""
+    step_ms = _step_ms(run, step, seconds)
     evaluation_s, began = _evaluation_s(run, seconds), time.perf_counter()
     with contextlib.suppress(UserError):  # a few steps may be enough to diverge, and then there is no sample
         run.draw()
     return Cost.of(step_ms, evaluation_s, time.perf_counter() - began)
 
 
-def _step_ms(run, step, least, seconds):
-    """Milliseconds of each of `least` steps, or of as many as take `seconds`."""
+def _step_ms(run, step, seconds):
+    """Milliseconds of each of as many steps as take `seconds`, at least two."""
     state = run.state
 
     def make(steps):
@@ -124,11 +94,11 @@ def _step_ms(run, step, least, seconds):
         return state.clock.read()
 
     first = make(2)
-    more = max(least - 2, round(1e3 * seconds / first[-1]))
-    return first + make(run.ranks.broadcast(more))  # all ranks make the same steps, because they wait for each other
+    more = run.ranks.broadcast(round(1e3 * seconds / first[-1]))
+    return first + make(more)  # all ranks make the same steps, because they wait for each other
 
 
-def _evaluation_s(run, seconds=0.0):
+def _evaluation_s(run, seconds):
     """Seconds of an evaluation, by a part of it: one batch of each split, or as many as take `seconds`."""
     batches, windows = run.loader.evaluation_batches, run.s.eval_iters * run.s.batch_size
 

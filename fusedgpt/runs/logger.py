@@ -1,6 +1,5 @@
-"""What a run says: lines above a bar, metrics.jsonl, run.json, report.html, and its trackers."""
+"""What a run says: lines above a bar, metrics.jsonl, run.json, report.html, and wandb."""
 
-import contextlib
 import json
 import math
 import os
@@ -12,23 +11,16 @@ import time
 from tqdm import tqdm
 
 from fusedgpt import terminal
-from fusedgpt.errors import UserError, first_line
+from fusedgpt.errors import first_line
 from fusedgpt.machine.files import Lines, Lock, atomic, json_line
-from fusedgpt.runs import report_page, run_folder, trackers
+from fusedgpt.runs import report_page, run_folder
 from fusedgpt.runs.metrics import TRAIN, read_metrics, record_of
+from fusedgpt.runs.tracker import WeightsAndBiases
 from fusedgpt.terminal import in_words
 
 SHOWN = 100  # characters of a sample on the console
 SHARE_OF_REPORTS = 0.01  # spend at most this share of the time on report.html, which takes longer as the run grows
-REDRAWN_AFTER = 0.1  # seconds that the bar keeps a text at least
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix}"  # for tqdm, which cuts off what does not fit
-
-
-def columns() -> int:
-    """The columns that the bar may fill. It leaves two free, because a terminal shows a Ctrl-C as ^C behind it."""
-    with contextlib.suppress(OSError, ValueError):  # no terminal
-        return max(1, os.get_terminal_size(sys.stderr.fileno()).columns - 2)
-    return 78
 
 
 class Logger:
@@ -40,19 +32,19 @@ class Logger:
 
     def __init__(self, main: bool):
         self.main = main
-        self.lines, self.trackers = None, []
+        self.lines, self.tracker = None, None
         self.evaluations = []  # rows of metrics.jsonl, also from before this start
-        self.prompts = {}  # {prompt: its number} of those that had a sample
         self.refused = False  # whether the disk refuses metrics.jsonl
-        self.bar = tqdm(disable=not (main and sys.stderr.isatty()), leave=False, bar_format="{desc}")
-        self.doing, self.drawn, self.facts = "", 0.0, ""  # what the bar says, and when that last changed
+        shown = main and sys.stderr.isatty()
+        self.bar = tqdm(disable=not shown, leave=False, dynamic_ncols=True, bar_format="{desc}")
+        self.facts = ""  # at the end of the bar
         self.report_due = 0.0  # when report.html may be written again
 
     def open(self, out_dir: pathlib.Path, start: int, record: dict, lock: Lock) -> None:
-        """Open metrics.jsonl, run.json, trackers and the bar at iteration `start`. `lock` is the lock of `out_dir`.
+        """Open metrics.jsonl, run.json, wandb and the bar at iteration `start`. `lock` is the lock of `out_dir`.
 
         A resumed run drops the metrics that it will log again. A new run moves an earlier run aside. Raises UserError
-        if a tracker fails, or if the folder cannot be written.
+        if the folder cannot be written.
         """
         lock.check()
         self.out_dir, self.record, self.lock, s, before = out_dir, record, lock, record["settings"], {}
@@ -66,8 +58,9 @@ class Logger:
         else:
             run_folder.set_aside(out_dir, self.say)
         self.evaluations = [row for row in rows if row["kind"] == "eval"]
-        evaluated = any(row["iter"] == start for row in self.evaluations)
-        self.trackers = trackers.start(s, record, out_dir, start + evaluated, before.get("wandb_id"), self.say)
+        if s["wandb_log"]:
+            self.tracker = WeightsAndBiases()
+            self._track("begin", s, record, before.get("wandb_id"))
         with atomic(path, "w") as file:
             file.writelines(map(json_line, rows))
         self.lines = Lines(path)
@@ -91,10 +84,7 @@ class Logger:
 
     def _write_report(self, running):
         began = time.monotonic()
-        try:
-            report_page.write(self.out_dir, running)
-        except Exception as error:  # a full disk, or files that anybody may have changed: training must go on
-            self.say(f"NOT WRITTEN: report.html: {type(error).__name__}: {first_line(error)}")
+        self._attempt("NOT WRITTEN: report.html", report_page.write, self.out_dir, running)
         self.report_due = began + (time.monotonic() - began) / SHARE_OF_REPORTS
 
     def announce(self, record: dict, why_eager: str) -> None:
@@ -103,9 +93,7 @@ class Logger:
         n, ids, rows = s["gradient_accumulation_steps"], r["model"]["vocab_size"], r["padded_vocab_size"]
         batch = f"{n} micro-batch{'es' * (n > 1)} x {s['batch_size']} x {s['block_size']}"
         self.say(f"tokens per iteration: {r['tokens_per_step']:,} = {batch}, on {world} process{'es' * (world > 1)}")
-        if s["parallel"] == "fsdp" and world == 1:
-            self.say("parallel=fsdp shares nothing on one process, which holds the whole model")
-        elif s["parallel"] == "fsdp":
+        if s["parallel"] == "fsdp" and world > 1:
             self.say(f"parallel: fsdp, one copy of the model per {s['shard_size'] or world} processes")
         in_products = f"{r['parameters_in_products']:,} of them in products"  # not those that are only looked up
         padding = "not padded"
@@ -134,11 +122,7 @@ class Logger:
         self.bar.close()  # or the sentence of an error would begin behind it
 
     def status(self, doing: str) -> None:
-        """Show on a terminal what the run is doing. "evaluating, batch 3 of 40" is not shown for each batch."""
-        what, before = doing.partition(",")[0], self.doing.partition(",")[0]
-        if what == before and time.monotonic() - self.drawn < REDRAWN_AFTER:
-            return
-        self.doing, self.drawn, self.bar.ncols = doing, time.monotonic(), columns()
+        """Show on a terminal what the run is doing."""
         self.bar.set_description_str(doing)
 
     def ends_in(self, seconds: float) -> None:
@@ -191,8 +175,7 @@ class Logger:
     def sample(self, iteration: int, prompt: str, text: str) -> None:
         """Log a sample, and say how it begins."""
         self._write("sample", {"iter": iteration, "prompt": prompt, "text": text})
-        number = self.prompts.setdefault(prompt, 1 + len(self.prompts))  # a prompt such as "\n" is no name
-        self._tell("text", f"sample/{number}", prompt + text, iteration)
+        self._track("text", f"sample/{prompt!r}", prompt + text, iteration)
         self._print(f"step {iteration}: sample {(prompt + text)[:SHOWN]!r}")
 
     def times(self, times: dict[str, float]) -> None:
@@ -213,28 +196,28 @@ class Logger:
                 self.say(f"NOT WRITTEN: {self.lines.path}: {error}; lines wait in memory, and the next one tries again")
             self.refused = True
         if kind != "sample":
-            self._tell("log", trackers.names(metrics), metrics["iter"])
+            self._track("log", metrics)
 
-    def _tell(self, method, *args):
-        """Call a method of each tracker. Drop a tracker that fails, because training does not depend on it."""
-        for tracker in [*self.trackers]:
-            try:
-                getattr(tracker, method)(*args)
-            except Exception as error:  # wandb and TensorBoard raise whatever ended their writing thread
-                self.trackers.remove(tracker)
-                why = f"{type(error).__name__}: {first_line(error)}"
-                self.say(f"NOT LOGGED to {type(tracker).__name__}: {why}; the run goes on without it")
+    def _track(self, method, *args):
+        """Call a method of the tracker, if there is one. One that fails is not asked again."""
+        if self.tracker and not self._attempt("NOT LOGGED to wandb", getattr(self.tracker, method), *args):
+            self.tracker = None
+
+    def _attempt(self, if_it_fails, call, *args):
+        """Call what training does not depend on, and say if it fails. Returns whether it did not."""
+        try:
+            call(*args)
+        except Exception as error:  # a full disk, a file that anybody may have changed, whatever wandb raises
+            self.say(f"{if_it_fails}: {type(error).__name__}: {first_line(error)}; the run goes on without it")
+            return False
+        return True
 
     def close(self) -> None:
-        """Close whatever was opened. Raises UserError if the last lines of metrics.jsonl, or run.json, are lost."""
+        """Close whatever was opened. Raises OSError if the last lines of metrics.jsonl are lost."""
         self.bar.close()
         if self.lines:
-            try:
-                self.lock.check()
-                self.lines.flush()
-                self._write_record()
-                self._write_report(running=False)
-            except OSError as error:
-                raise UserError(f"the last lines of {self.lines.path} are lost: {error}") from error
-            finally:
-                self._tell("close")  # last: it may wait for a network
+            self.lock.check()
+            self.lines.flush()
+            self._write_record()
+            self._write_report(running=False)
+            self._track("close")  # last: it may wait for a network

@@ -14,8 +14,7 @@ import numpy as np
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import read_jsonl
 
-# fields of each kind of line in metrics.jsonl beside `iter`: required ones, then all that figures know
-REQUIRED = {"train": ("loss",), "eval": ("train_loss", "val_loss"), "sample": ()}
+# fields of lines in metrics.jsonl beside `kind` and `iter`
 TRAIN = ("loss", "lr", "grad_norm", "ms", "tokens_per_s", "mfu", "peak_memory")
 EVAL = ("train_loss", "val_loss", "train_bits_per_byte", "val_bits_per_byte")
 MEANING = {  # {what can be drawn: the label of its axis}
@@ -26,19 +25,19 @@ MEANING = {  # {what can be drawn: the label of its axis}
     "tokens_per_s": "tokens per second",
     "memory": "peak memory (GiB)",
 }
-LARGEST = 1e300  # an axis cannot show larger values; only a run that diverged, or a damaged file, has them
 FROM_ZERO = ("tokens_per_s", "memory")  # axes that start at zero, because readers compare ratios
 
 
 def read_metrics(out_dir: str | pathlib.Path, kind: str | None = None) -> list[dict]:
     """A run's metrics.jsonl: all of it, or one `kind`, 'train', 'eval' or 'sample'. Raises UserError if there is none.
 
-    A number that was not finite is None. Lines that are damaged are left out.
+    A number that was not finite is None. A line that was cut short is left out.
     """
     path = pathlib.Path(out_dir) / "metrics.jsonl"
     if not path.exists():
         raise UserError(f"{path} does not exist: name the folder of a run")
-    return [row for row in read_jsonl(path) if _is_metrics(row) and kind in (None, row["kind"])]
+    rows = read_jsonl(path, having=f'"{kind}"' if kind else "")
+    return [row for row in rows if kind in (None, row["kind"])]
 
 
 def losses_at(out_dir: str | pathlib.Path, iteration: int) -> dict[str, str]:
@@ -59,18 +58,9 @@ def record_of(out_dir: str | pathlib.Path) -> dict:
     return {}
 
 
-def _is_metrics(row):
-    kind, it = row.get("kind"), row.get("iter")
-    if not isinstance(kind, str) or kind not in REQUIRED or type(it) is not int or not 0 <= it < 2**53:
-        return False
-    if kind == "sample":
-        return isinstance(row.get("prompt"), str) and isinstance(row.get("text"), str)
-    return all(isinstance(row.get(name, ""), (float, type(None))) for name in REQUIRED[kind])
-
-
 def number(value: Any) -> float:
     """`value` of a JSON file as a float: NaN if it is no number, or not finite."""
-    known = type(value) in (int, float) and -LARGEST <= value <= LARGEST
+    known = type(value) in (int, float) and math.isfinite(value)
     return float(value) if known else math.nan
 
 
@@ -125,14 +115,11 @@ class Run:
         """Where the state after `iters` steps lies on an axis: iterations, tokens, or time.
 
         tokens: the tokens trained on, if all steps had the run's last batch. time: seconds of the training steps,
-        without evaluations.
-        Raises UserError if run.json does not say how many tokens a step has.
+        without evaluations. NaN if run.json does not say how many tokens a step has.
         """
         if axis == "iterations":
             return iters
         if axis == "tokens":
-            if math.isnan(self.tokens_per_step):
-                raise UserError(f"{self.folder / 'run.json'} has no tokens_per_step: take --x=iterations or --x=time")
             return iters * self.tokens_per_step
         done = np.cumsum(np.nan_to_num(self.train["ms"])) / 1e3
         return np.interp(iters, np.append(0, self.train["iter"] + 1), np.append(0, done))
@@ -147,31 +134,17 @@ def names_of(runs: list[Run]) -> list[str]:
 def losses_in(runs: list[Run]) -> str:
     """The loss that compares the `runs`: 'loss', or 'bits_per_byte' if their tokenizers differ.
 
-    Tokenizers differ if a nat per token is a different number of bits per byte. If a run does not have this number,
-    vocabulary sizes are compared. Raises UserError if tokenizers differ and a run has no bits per byte.
+    They differ if a nat per token is another number of bits per byte, by more than the 1 % that other windows make.
     """
-    ratios = [run.bits_per_byte_of_a_nat for run in runs]
-    known = [ratio for ratio in ratios if math.isfinite(ratio)]
-    vocabularies = [number(section(run.record, "model").get("vocab_size")) for run in runs]
-    sizes = {size for size in vocabularies if math.isfinite(size)}
-    # sizes come second, because nanoGPT pads the vocabulary of the same tokenizer. Ratios may differ by 1 %, because
-    # evaluations over other windows see other text, whose tokens are slightly longer or shorter
-    if (len(known) == len(runs) or len(sizes) < 2) and max(known, default=1) <= 1.01 * min(known, default=1):
-        return "loss"
-    require_bits_per_byte(runs, "the tokenizers of these runs differ, so only bits per byte compare them")
-    return "bits_per_byte"
-
-
-def require_bits_per_byte(runs: list[Run], why: str) -> None:
-    """Raise UserError if the evaluations of a run have no bits per byte; `why` begins the message."""
-    if without := [str(run.folder) for run in runs if math.isnan(run.bits_per_byte_of_a_nat)]:
-        raise UserError(f"{why}, and metrics.jsonl of {', '.join(without)} has none: draw it alone, with --y=loss")
+    ratios = [run.bits_per_byte_of_a_nat for run in runs if math.isfinite(run.bits_per_byte_of_a_nat)]
+    differ = max(ratios, default=1) > 1.01 * min(ratios, default=1)
+    return "bits_per_byte" if differ else "loss"
 
 
 def _columns(rows, kind, names):
     """{name: its values in the lines of one `kind`, in the order of the iterations}, with `iter`."""
     rows = sorted((row for row in rows if row["kind"] == kind), key=lambda row: row["iter"])
-    return {name: np.array([number(row.get(name)) for row in rows]) for name in ("iter", *names)}
+    return {name: np.array([row.get(name) for row in rows], float) for name in ("iter", *names)}  # None becomes NaN
 
 
 def view(lines: list[Line], y: str) -> tuple[float, float]:

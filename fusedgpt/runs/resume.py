@@ -1,25 +1,24 @@
 """How a run resumes: whether there is one, with which settings, and how its state is restored."""
 
+import contextlib
 import dataclasses
 import math
-import os
 import pathlib
 from typing import Any
 
 from fusedgpt.attention import functions
 from fusedgpt.attention.table import is_own
 from fusedgpt.data import dataset
-from fusedgpt.data.tokenizer import end_of_text
 from fusedgpt.errors import UserError, shown
 from fusedgpt.interchange import tokenizer_json
 from fusedgpt.parallel import distributed
 from fusedgpt.runs import checkpoint, run_folder
 from fusedgpt.runs.run_folder import Say
-from fusedgpt.settings import Settings, validate
+from fusedgpt.settings import STARTS, Settings, validate
 
 SETTLED = ("max_iters", "lr_decay_iters")  # settings that `minutes` sets
 # settings that a resumed run does not take over
-NOT_RESUMED = ("init_from", "out_dir", "eval_only", "dry_run", "profile")
+NOT_RESUMED = ("init_from", "out_dir", "eval_only", "profile")
 # settings that a process has used before it reads the checkpoint
 IN_USE = ("device", "backend", "timeout", "parallel", "shard_size", "deterministic")
 
@@ -72,22 +71,15 @@ def require_given_again(s: Settings, was: dict[str, Any]) -> None:
 
 
 def require_right_flag(s: Settings) -> None:
-    """Raise UserError if init_from names a run of ours, or out_dir a model in Hugging Face's format."""
-    named = s.init_from not in ("scratch", "resume", "auto")  # a folder may have one of these names too
-    if named and os.path.isfile(s.init_from):
-        run = os.path.dirname(s.init_from) or "."
+    """Raise UserError if init_from names a run of ours, or a checkpoint in it."""
+    if s.init_from in STARTS:  # a folder may have one of these names too
+        return
+    named = pathlib.Path(s.init_from)
+    run = named.parent if named.is_file() else named
+    if run_folder.checkpoints(run):
         raise UserError(
-            f"init_from={s.init_from} is a file: to train its run on, give --init_from=resume --out_dir={run}"
-        )
-    if named and run_folder.checkpoints(s.init_from):
-        raise UserError(
-            f"{s.init_from} is a run: to train it on, give --init_from=resume --out_dir={s.init_from}; for a new run"
-            f" from its weights, export it first: python export.py {s.init_from}"
-        )
-    if run_folder.is_transformers(s.out_dir):
-        raise UserError(
-            f"{s.out_dir} is a model in Hugging Face's format: to begin with its weights, give --init_from={s.out_dir}"
-            " and another --out_dir"
+            f"{run} is a run: to train it on, give --init_from=resume --out_dir={run}; for a new run from its weights,"
+            f" export it first: python export.py {run}"
         )
 
 
@@ -118,70 +110,44 @@ def keep_settled(s: Settings, saved: dict, say: Say) -> Settings:
 
 def keep_finished(s: Settings, saved: dict, say: Say) -> Settings:
     """`s`, but if the run of `saved` has no step left to make, with the settings that it was made with."""
-    if saved["iter_num"] < s.max_iters or s.eval_only or s.dry_run:
+    if saved["iter_num"] < s.max_iters or s.eval_only:
         return s
     say(f"all {saved['iter_num']} iterations are done: raise --max_iters above that to train on")
     others = {*NOT_RESUMED, *IN_USE, *reaching_out(saved["config"])}
     kept = {name: was for name, was in saved["config"].items() if name not in others and hasattr(s, name)}
     # a run that was stopped early and gets a lower max_iters has no step left either, and must not go on to the old end
     kept["max_iters"] = min(saved["iter_num"], kept.get("max_iters", math.inf))
-    given = {name: getattr(s, name) for name in kept}
-    if not_used := [f"{name}={now!r}" for name, now in given.items() if now not in (kept[name], None)]:
-        say(f"not used, because there is no step to make: {', '.join(not_used)}")
     return dataclasses.replace(s, **kept)
 
 
 def check_ids(s: Settings, meta: dict, saved: dict | None, ranks: distributed.Ranks, say: Say) -> None:
     """Raise UserError if the weights were trained on other ids than the data's; if that is unknown, say why.
 
-    If the ids are the same but the text is another, say so, and raise UserError if there is no step to make: the last
-    evaluation would be another text's. saved: the checkpoint with the weights; None if they are new, or come from the
-    model that init_from names.
+    If the ids are the same but the text is another, say so. saved: the checkpoint with the weights; None if they are
+    new, or come from the model that init_from names.
     """
     refusal = None
     if ranks.main and s.init_from != "scratch":  # the other ranks may not see tiktoken's files
         try:
             trained_on = _trained_on(s, saved, say)
             dataset.check_same_ids(meta, trained_on, say)
-            if saved and saved["iter_num"] >= s.max_iters and not (s.eval_only or s.dry_run):
-                _require_own_text(s, meta, saved)
             dataset.say_other_text(meta, trained_on, say)
-            if saved and s.packed:
-                _check_separator(meta, saved)
         except UserError as error:
             refusal = error
     if refusal := ranks.broadcast(refusal):
         raise refusal
 
 
-def _require_own_text(s, meta, saved):
-    if other := [split for split in dataset.SPLITS if not dataset.same_text(meta, saved.get("meta") or {}, split)]:
-        raise UserError(
-            f"the run in {s.out_dir} is done, and {other[0]}.bin of dataset={s.dataset} is not the one that it was"
-            " trained on: to evaluate on it, give --eval_only=True; to train on with it, raise --max_iters"
-        )
-
-
-def _check_separator(meta, saved):
-    was, now = saved["extra_model_args"].get("document_start"), end_of_text(meta)
-    if was not in (None, now):
-        raise UserError(
-            f"the weights were trained on documents that begin with the id {was}, but in the data documents end with"
-            f" the id {now}: prepare the data with the tokenizer of the weights, or set --mask=causal"
-        )
-
-
 def _trained_on(s, saved, say):
     """The meta of what the weights were trained on, as far as it is known."""
     if saved:
         return saved.get("meta") or dataset.UNKNOWN
-    why = "it has no tokenizer.json and no meta.json"
-    try:
+    with contextlib.suppress(UserError):
         if meta := tokenizer_json.own(s.init_from)[0]:
             return meta
-    except UserError as error:  # a tokenizer that no meta describes, such as WordPiece
-        why = str(error)
-    say(f"cannot tell whether the weights of {s.init_from} were trained on the data's ids: {why}")
+    say(
+        f"cannot tell whether the weights of {s.init_from} were trained on the data's ids: it has no tokenizer for GPTs"
+    )
     return dataset.UNKNOWN
 
 
@@ -214,8 +180,6 @@ def restore(saved: dict, s: Settings, state: Any, meta: dict, say: Say) -> None:
         state.scaler.load_state_dict(saved["scaler"])
     for name, was in saved["config"].items():
         if name not in NOT_RESUMED and getattr(s, name, was) != was:
-            moved = name == "lr_decay_iters" and s.lr_decay_iters == s.max_iters != was
-            how = f": the schedule ends with the run (--lr_decay_iters={was} leaves it as it was)" if moved else ""
-            say(f"resuming with {name}={getattr(s, name)!r}; it was {was!r}{how}")
+            say(f"resuming with {name}={getattr(s, name)!r}; it was {was!r}")
     if saved.get("attention_sha256") not in (None, functions.digest(s.attention)):
         say(f"resuming with a changed file: attention={s.attention} has another SHA-256 than before")

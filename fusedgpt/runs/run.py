@@ -79,7 +79,7 @@ class Run:
     @property
     def trace(self) -> pathlib.Path | None:
         """Where the rehearsal writes its profile, until the folder is open; None if it writes none."""
-        writes = self.ranks.main and not (self.s.eval_only or self.s.dry_run)
+        writes = self.ranks.main and not self.s.eval_only
         return self.checkpoints.out_dir / ".trace.json" if self.s.profile and writes else None
 
     def open_log(self) -> None:
@@ -111,7 +111,6 @@ class Run:
         if not math.isfinite(losses["train_loss"] + losses["val_loss"]):
             state.loss = math.nan  # the last batch may have missed what diverged
         state.val_losses = {state.iteration: losses["val_loss"]}
-        checkpoints.wait()  # then the lowest loss on the disk is known
         improved = state.iteration > 0 and losses["val_loss"] < checkpoints.best[0] and not s.eval_only
         if improved or (unsaved and s.always_save_checkpoint):
             self.save()
@@ -220,32 +219,29 @@ class Run:
             self.logger.say(f"step {self.state.iteration}: no sample: {error}")
 
     def leave(self) -> None:
-        """Disconnect from the other ranks and close the logger. Raises UserError if one of the two fails."""
+        """Disconnect from the other ranks. Raises UserError if that fails."""
         # free DDP first: as the last holder of the process group, it would end the group itself and might hang
         self.state.parallel = None
         distributed.leave(self.ranks)
-        self.logger.close()
 
     def finish(self) -> None:
-        """Save, disconnect from the other ranks, and wait for the disk. After a signal, exit with 128 + its number.
+        """Save, and disconnect from the other ranks. After a signal, exit with 128 + its number.
 
         Raises UserError if the last state could not be saved.
         """
         state, checkpoints = self.state, self.checkpoints
-        checkpoints.wait()
         unsaved = state.iteration > checkpoints.saved_at and not self.s.eval_only
         if (unsaved and state.sound) or checkpoints.failed:
             self.save()
-        if checkpoints.together:
-            checkpoints.wait()  # before the ranks disconnect, because each writes its own tensors
         if len(state.step_ms) > WARM_UP and self.ranks.main:
             self.logger.times(timing.summary(state.step_ms[WARM_UP:]))
         for line in progress.lesson(self.logger.evaluations):
             self.logger.say(line)
-        try:
-            self.leave()
-        finally:
-            checkpoints.close()
+        self.leave()
+        if checkpoints.failed:
+            raise checkpoints.failed
+        self.logger.close()
+        checkpoints.close()
         if unsaved and not state.sound:
             raise UserError(
                 f"the run has diverged and ends after {state.iteration} steps: {checkpoints.recovery_advice()}"

@@ -7,7 +7,6 @@ import math
 import os
 import re
 import select
-import sys
 import types
 
 import pytest
@@ -31,12 +30,15 @@ LOSSES = {"iter": 0, "train_loss": 1.0, "val_loss": 1.0}
 
 
 class Tracker:
-    """A tracker that fails when it is asked to log for the second time, as TensorBoard's does if its disk is full."""
+    """A tracker that fails when it is asked to log for the second time."""
 
     def __init__(self):
         self.logged, self.closed = 0, 0
 
-    def log(self, metrics, step):
+    def begin(self, *_):
+        pass
+
+    def log(self, metrics):
         self.logged += 1
         if self.logged == 2:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -46,25 +48,24 @@ class Tracker:
 
 
 def test_a_tracker_or_a_page_that_fails_ends_no_run_and_is_said(tmp_path, data, monkeypatch, capsys):
-    # TensorBoard's writer raises what ended its thread, which ended the run before the evaluated state was saved. So
-    # did a foreign line in metrics.jsonl, when the page was made
+    # what it raised ended the run before the evaluated state was saved
     tracker = Tracker()
-    monkeypatch.setattr(logger.trackers, "start", lambda *_: [tracker])
+    monkeypatch.setattr(logger, "WeightsAndBiases", lambda: tracker)
     monkeypatch.setattr(logger.report_page, "write", lambda *_: {}["page"])
-    run(tmp_path, data)
+    run(tmp_path, data, wandb_log=True)
     said = capsys.readouterr().out
     assert "NOT WRITTEN: report.html: KeyError: 'page'" in said
-    assert said.count("NOT LOGGED to Tracker: OSError: [Errno 28] No space left on device; the run goes on") == 1
+    assert said.count("NOT LOGGED to wandb: OSError: [Errno 28] No space left on device; the run goes on") == 1
     assert (tracker.logged, tracker.closed) == (2, 0)
     assert len(rows(tmp_path)) == 10 and weights(tmp_path)
 
 
-def test_trackers_are_closed_when_all_lines_are_written(tmp_path):
-    # wandb may wait for a network meanwhile
+def test_wandb_is_closed_when_all_lines_are_written(tmp_path):
+    # it may wait for a network meanwhile
     log, found = opened(tmp_path), []
     closes = types.SimpleNamespace(log=lambda *_: None)
     closes.close = lambda: found.append((rows(tmp_path, "eval"), json.loads((tmp_path / "run.json").read_text())))
-    log.trackers = [closes]
+    log.tracker = closes
     log.lines.pending += b'{"kind": "eval", "iter": 7}\n'  # the disk refused it
     log.times({"median_ms": 1.0, "p10_ms": 1.0, "p90_ms": 1.0, "samples": 1})
     log.close()
@@ -150,26 +151,6 @@ def clock(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(logger, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
     return now
-
-
-def drawn(capsys):
-    """The last text that was drawn."""
-    return capsys.readouterr().err.split("\r")[-1].rstrip()
-
-
-def test_another_activity_is_shown_at_once_and_a_part_of_one_not_always(clock, capsys, monkeypatch):
-    # "sampling", which comes once, was not shown if the bar had just been drawn
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    shown = logger.Logger(main=True)
-    shown.status("training")
-    shown.status("sampling")
-    assert drawn(capsys) == "sampling"
-    shown.status("evaluating, batch 1 of 40")
-    shown.status("evaluating, batch 2 of 40")
-    assert "batch 1 of 40" in drawn(capsys)
-    clock[0] += 1
-    shown.status("evaluating, batch 9 of 40")
-    assert "batch 9 of 40" in drawn(capsys)
 
 
 class EnoughError(Exception):

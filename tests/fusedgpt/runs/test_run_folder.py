@@ -16,7 +16,7 @@ import train
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import atomic, lock
 from fusedgpt.runs.run_folder import is_this_launch, load_best, load_latest, set_aside
-from tests.conftest import assert_same_bytes, rows, run, wait_for, weights
+from tests.conftest import assert_same_bytes, rows, run, weights
 from tests.kill_points import killed_before
 from tests.launch import ROOT
 
@@ -50,14 +50,13 @@ def test_the_second_process_is_refused_and_a_dead_one_is_no_obstacle(tmp_path):
     lock(tmp_path).close()
 
 
-def at_step_7(monkeypatch, out_dir, do):
-    """Call `do` before that step of a run, once its first checkpoint is written; the iterations that it begins."""
+def at_step_7(monkeypatch, do):
+    """Call `do` before that step of a run, after its first checkpoint; the iterations that it begins."""
     begun, step = [], train.train_step
 
     def watched(state, *args):
         begun.append(state.iteration)
         if state.iteration == 7:
-            wait_for(out_dir / "best.pt")
             do()
         return step(state, *args)
 
@@ -94,7 +93,7 @@ def test_a_run_touches_nothing_that_another_may_have(tmp_path, data, small_run, 
         lock(out)  # another run begins; in one process, no lock refuses it
         before.update(bytes_in(out))
 
-    begun = at_step_7(monkeypatch, out, change)
+    begun = at_step_7(monkeypatch, change)
     with pytest.raises(UserError, match=r"or its \.lock replaced, while"):
         run(out, data)
     assert begun[-1] == 7 and bytes_in(out) == before and "ckpt.pt" in before
@@ -132,10 +131,9 @@ def test_a_damaged_latest_falls_back_to_the_one_before(folder, capsys):
     saved, path = load_latest(folder)
     assert saved["iter_num"] == 5 and path == folder / "ckpt-5.pt"
     said = capsys.readouterr().out
-    assert "ckpt.pt is damaged" in said and f"Taking {path}, of iteration 5, instead" in said
+    assert f"ckpt.pt is damaged or gone. Taking {path}, of iteration 5, instead" in said
     (folder / "ckpt.pt").unlink()
     assert load_latest(folder)[0]["iter_num"] == 5
-    assert "ckpt.pt does not exist" in capsys.readouterr().out
     damage(folder / "ckpt-5.pt")
     with pytest.raises(UserError, match=r"ckpt\.pt does not exist"):
         load_latest(folder)
@@ -161,15 +159,13 @@ def test_the_fallback_is_the_latest_by_its_content_and_not_by_its_name(folder):
     assert load_latest(folder)[0]["iter_num"] == 9
 
 
-def test_what_is_later_than_an_older_checkpoint_put_back_is_set_aside(tmp_path, data, capsys):
-    # its checkpoints used to count as the ones before the latest, though they belong to another course
+def test_what_is_later_than_an_older_checkpoint_put_back_does_not_count_as_before_it(tmp_path, data):
     run(tmp_path, data, max_iters=20, eval_interval=4)
     shutil.copyfile(tmp_path / "ckpt-16.pt", tmp_path / "new")
     os.replace(tmp_path / "new", tmp_path / "ckpt.pt")
     shutil.copyfile(tmp_path / "ckpt.pt", tmp_path / "ckpt-18.pt")
-    run(tmp_path, data, max_iters=18, init_from="resume", learning_rate=1e-4)
-    assert "checkpoints after iteration 16 in" in capsys.readouterr().out
-    assert os.listdir(tmp_path / "previous-1") == ["ckpt-18.pt"]
+    run(tmp_path, data, max_iters=17, init_from="resume", learning_rate=1e-4)
+    assert sorted(path.name for path in tmp_path.glob("ckpt*")) == ["ckpt-16.pt", "ckpt-18.pt", "ckpt.pt"]
 
 
 def test_the_best_is_the_latest_if_a_kill_left_best_pt_behind(folder):
@@ -199,16 +195,16 @@ def test_a_kill_while_a_run_is_set_aside_leaves_one_that_resumes(folder, tmp_pat
 
 
 def test_only_what_has_a_checkpoint_is_set_aside_under_the_next_number(folder, capsys):
-    # F2: two mistaken starts used to delete a finished run; a new run lost the earlier run's curves in TensorBoard, and
-    # seemed to have its scores, and its figure of what a changed train_step returned
-    before, theirs = (folder / "ckpt.pt").read_bytes(), ("tensorboard/events.out", "hf/config.json", "lm_eval_1.json")
+    # F2: two mistaken starts used to delete a finished run; a new run seemed to have the earlier one's scores, and its
+    # figure of what a changed train_step returned
+    before, theirs = (folder / "ckpt.pt").read_bytes(), ("hf/config.json", "lm_eval_1.json")
     theirs += ("curves.png", "router_loss.png")
     for name in (*theirs, "mine/notes.txt"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(name)
     set_aside(folder, print)
     assert f"moved to {folder / 'previous-1'}" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"does not exist.* An earlier run is in .*previous-1: name that folder"):
+    with pytest.raises(UserError, match="does not exist"):
         load_latest(folder)
     (folder / "metrics.jsonl").write_text("")
     set_aside(folder, print)
