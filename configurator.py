@@ -16,6 +16,7 @@ import os
 import pathlib
 import pickle
 import re
+import shlex
 import sys
 import time
 import types
@@ -46,6 +47,7 @@ def configure(
     `--help` prints all settings that are not in `unused` with their values, and exits. unused, places: see `assigned`.
     Raises UserError for whatever is wrong in a file or a flag.
     """
+    args = ["--help"] if args == ["help"] else args
     settings = changed(defaults, assigned(defaults, args, unused, places))
     if {"-h", "--help"} & set(args):
         _print_help(settings, unused, description)
@@ -65,7 +67,8 @@ def assigned(
     files = [arg for arg in unnamed if not places or arg.endswith(".py")]
     values = [arg for arg in unnamed if arg not in files]
     if extra := values[len(places) :]:
-        raise UserError(f"{COMMAND_LINE}: {shown(extra[0])} is one argument too many: flags are --name=value")
+        prompt = f", such as --start={shlex.quote(extra[0])}" * ("start" in vars(defaults))
+        raise UserError(f"{COMMAND_LINE}: {shown(extra[0])} is one argument too many: flags are --name=value{prompt}")
     flags = [f"--{name}={value}" for name, value in zip(places, values)] + flags  # flags of one's own count more
     found = []
     for file in files:
@@ -111,7 +114,7 @@ def _name_and_text(flag, settings, unused):
 
 def answer_help(defaults: Any, args: list[str], description: str, **how: Any) -> None:
     """Print the help as `configure` does and exit, if `args` have --help."""
-    if {"-h", "--help"} & set(args):
+    if {"-h", "--help"} & set(args) or args == ["help"]:
         with one_sentence():
             configure(defaults, args, description, **how)
 
@@ -137,6 +140,8 @@ def _assignments(file, settings):
     names = _Assigned(vars(settings) | LENT | {"__name__": "<config file>", "__file__": file})
     try:
         exec(compile(pathlib.Path(file).read_bytes(), file, "exec"), names)
+    except KeyboardInterrupt:
+        raise
     except BaseException as error:  # also exit(), which would end the script with status 0
         raise UserError(f"config file {file} fails: {type(error).__name__}: {first_line(error)}") from error
     found = {name: v for name, v in names.items() if not (callable(v) or isinstance(v, types.ModuleType))}

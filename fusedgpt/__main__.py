@@ -46,7 +46,7 @@ def _here_or_ours(arg):
 def main() -> None:
     """Run the script that the command line names, as `python SCRIPT` would. Without a command, print the help."""
     with one_sentence():
-        if sys.argv[1:2] in ([], ["-h"], ["--help"]):
+        if sys.argv[1:2] in ([], ["-h"], ["--help"], ["help"]):
             print(__doc__, f"Commands: prepare, {', '.join(COMMANDS)}; each takes --help.", sep="\n")
             sys.exit(print(f"Data sets to prepare: {', '.join(data_sets())}"))
         script, args = script_of(sys.argv[1:])

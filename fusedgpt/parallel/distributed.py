@@ -90,6 +90,12 @@ def ranks(parallel: str = "ddp", shard_size: int | None = None, timeout: float =
     Raises UserError if the variables name no place, or if `shard_size` does not divide the processes.
     """
     if "RANK" not in os.environ:
+        for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"):  # srun and mpirun start a process each
+            if os.environ.get(name, "1") != "1":
+                raise UserError(
+                    f"{name}={os.environ[name]}, but RANK is not set, so each process would train alone: start one"
+                    " torchrun on each node, as slurm/train.sh does"
+                )
         return Ranks()
     found = {name: os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
     numbers = [int(text) for text in found.values() if re.fullmatch("[0-9]{1,9}", text)]
