@@ -16,6 +16,7 @@ AT_LEAST_1 = (*dimensions.AT_LEAST_1, "batch_size", "gradient_accumulation_steps
 AT_LEAST_1 += ("keep_checkpoints", "check_interval", "shard_size")
 AT_LEAST_0 = ("max_iters", "max_bad_steps", "max_seconds", "warmup_iters", "learning_rate", "min_lr", "weight_decay")
 AT_LEAST_0 += ("grad_clip", "eval_iters", "sample_interval", "seed")
+STARTS = ("scratch", "resume", "auto")
 PRETRAINED = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # weights on the Hugging Face hub
 
 
@@ -125,6 +126,10 @@ def validate_each(s: Settings) -> None:
     check_name(s.attention, "auto")
     if not s.out_dir:
         raise UserError("out_dir is empty: name a folder for the run")
+    if s.init_from.lower() in STARTS and s.init_from not in STARTS:
+        raise UserError(f"init_from={s.init_from} is written in small letters: did you mean {s.init_from.lower()}?")
+    if not s.init_from:  # any other name is looked up by transformers
+        raise UserError("init_from is empty: it can be scratch, resume, auto, or a hub id or folder of a model")
 
 
 def require_learning(s: Settings) -> None:
