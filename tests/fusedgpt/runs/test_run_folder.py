@@ -71,7 +71,7 @@ def bytes_in(folder):
 def test_a_run_whose_folder_was_moved_ends_and_says_where_it_is(tmp_path, data, monkeypatch):
     # F25: it made the folder anew, without the lock, so a second run could start there
     out, moved = tmp_path / "out", tmp_path / "moved"
-    begun = at_step_7(monkeypatch, out, lambda: out.rename(moved))
+    begun = at_step_7(monkeypatch, lambda: out.rename(moved))
     with pytest.raises(UserError, match=rf"{out} was moved to {moved} .* with --init_from=auto and that --out_dir"):
         run(out, data)
     assert begun[-1] == 7 and not out.exists()
