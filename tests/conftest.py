@@ -6,6 +6,7 @@ import os
 import pathlib
 import shutil
 import signal
+import time
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # from a shell script's `make test &`; runs would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -169,6 +170,15 @@ def rows(out_dir, kind="train"):
 def record(out_dir):
     """What a run's run.json holds."""
     return json.loads((pathlib.Path(out_dir) / "run.json").read_text())
+
+
+def wait_for(path, seconds=10):
+    """Wait until `path` exists."""
+    for _ in range(100 * seconds):
+        if path.exists():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{path} never came")
 
 
 def checkpoint_of(out_dir, file="ckpt.pt"):

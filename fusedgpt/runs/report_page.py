@@ -57,10 +57,7 @@ def headline(runs: list[Run], loss: str) -> str:
         return "Fewer than two of these runs have been evaluated."
     lowest = min((end for end, _ in ends.values()), key=float)
     best = [name for name, (end, _) in ends.items() if end == lowest]
-    if len(best) == len(runs):
-        said = f"All runs end at {lowest} {unit}."
-    else:
-        said = f"{' and '.join(best)} end{'s' * (len(best) == 1)} lowest, at {lowest} {unit}."
+    said = f"{' and '.join(best)} end{'s' * (len(best) == 1)} lowest, at {lowest} {unit}."
     after = [after for _, after in ends.values()]
     if len(set(after)) > 1:
         said += f" But they were last evaluated after {', '.join(after[:-1])} and {after[-1]} iterations."
@@ -138,7 +135,7 @@ def _chart(runs, y, axis):
         return ""
     places = [runs[n].position(line.iters, axis) / scale for n, line in lines]
     (low, high), last = view(shown, y), max(x.max(initial=0) for x in places) or 1
-    drawn, ends = [], []
+    drawn, ends, is_loss = [], [], y in ("loss", "bits_per_byte")
     for value in _ticks(low, high):
         at = TOP + (BOTTOM - TOP) * (high - value) / (high - low)
         drawn.append(f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
@@ -150,11 +147,11 @@ def _chart(runs, y, axis):
         kept = thinned(line.values, POINTS)
         across = LEFT + (RIGHT - LEFT) * x[kept] / last
         down = TOP + (BOTTOM - TOP) * (high - line.values[kept]) / (high - low)
-        pale = "pale" * (line.name == "training" and y in ("loss", "bits_per_byte"))
+        pale = "pale" * (is_loss and line.name == "training")
         d = _path(across, np.clip(down, TOP - 4, BOTTOM))  # what is above the view runs along its edge
         drawn.append(f'<path class="line {pale}" style="--mine: var(--c{n % 7})" d="{d}"/>')
         if len(line.values) and not (pale and len(runs) > 1):
-            ends.append(f"{_mark(n, pale)}{line.name * (len(runs) == 1)} <b>{line.values[-1]:.4g}</b>")
+            ends.append(f"{_mark(n, pale)}{line.name * (is_loss and len(runs) == 1)} <b>{line.values[-1]:.4g}</b>")
     top = above(shown, (low, high))
     cut = f"<small> ▲ up to {top:.3g} above</small>" if top else ""
     caption = f"<b>{html.escape(MEANING.get(y, y))}</b> over {unit}{cut}<br>{''.join(ends)}"
