@@ -62,7 +62,7 @@ MISTAKES = [
     ("study.py report {absent}", "name the folder of a study"),
     ("convert.py {empty} file", "name the folder of a run"),
     # values that cannot be
-    ("train.py {small} --device=gpu", "try auto, cpu, cuda"),
+    ("train.py {small} --device=gpu", "--device can be auto, cpu, cuda"),
     ("train.py {small} --device=cuda", "--device can be auto, cpu, cuda"),
     ("train.py {small} --device=cuda:99", "--device can be auto, cpu, cuda"),
     ("train.py {small} --attention=flash3", "Here --attention can be manual"),

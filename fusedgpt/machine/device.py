@@ -20,19 +20,12 @@ def resolve_device(name: str, local_rank: int | None = None) -> torch.device:
     Under torchrun each rank takes the GPU of its `local_rank`, even if the setting names another, so that no two ranks
     share a GPU.
     """
-    here = (torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")).type
-    supported = {"cpu", "cuda", "mps"} & {"cpu", here}
+    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
-        name = here if here in supported else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UserError(f"device={name!r} is unknown to PyTorch: try {NAMES}") from error
-    if device.type not in supported:
-        raise UserError(
-            f"device={name!r} is not here or not supported: PyTorch finds {here} on this machine. --device can be"
-            f" {NAMES}"
-        )
+        name = next(kind for kind in here if here[kind])
+    if not here.get(name.partition(":")[0]):
+        raise UserError(f"device={name!r} is not on this machine, or not supported: --device can be {NAMES}")
+    device = torch.device(name)
     if device.type == "cuda":
         index = local_rank
         if index is None:
