@@ -1,7 +1,6 @@
 """Resolve the settings device, dtype and compile for this machine."""
 
 import contextlib
-import functools
 import sys
 import warnings
 from collections.abc import Iterator
@@ -52,13 +51,9 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if device.type == "cpu" and cpu_multiplies_bfloat16() else torch.float32
     if name == "bfloat16" and device.type == "cpu" and not cpu_multiplies_bfloat16():
-        _warn_once("this CPU only emulates bfloat16, and float32 is many times as fast: give --dtype=float32")
+        said = "this CPU only emulates bfloat16, and float32 is many times as fast: give --dtype=float32"
+        warnings.warn(said, stacklevel=1)  # from one line, so that Python seldom repeats it
     return DTYPES[name]
-
-
-@functools.cache  # Python itself would repeat the warning after each warnings.catch_warnings
-def _warn_once(sentence):
-    warnings.warn(sentence, stacklevel=3)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
