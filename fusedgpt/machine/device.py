@@ -61,18 +61,18 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def cpu_instructions() -> set[str]:
+    """The instructions that PyTorch can use on this CPU, by its names: 'avx2', 'amx_tile' …"""
+    found = getattr(torch.cpu, "get_capabilities", dict)()  # PyTorch 2.11 does not have it yet
+    return {name for name, can in found.items() if can}
+
+
 def cpu_multiplies_bfloat16() -> bool:
     """Whether PyTorch has CPU instructions for products in bfloat16. Without them, products take many times as long."""
-    has = getattr(torch.cpu, "get_capabilities", dict)()  # PyTorch 2.11 does not have it yet
-    can = has.get("avx512_bf16") or has.get("amx_tile") or has.get("bf16")  # bf16 is Arm's name
+    can = {"avx512_bf16", "amx_tile", "bf16"} & cpu_instructions()  # bf16 is Arm's name
     # oneDNN computes these products, and ONEDNN_MAX_CPU_ISA=AVX2 forbids it to use newer instructions
     used = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)  # missing if built without oneDNN
     return bool(can and used())
-
-
-def cpu_has_amx() -> bool:
-    """Whether the CPU has AMX: Intel's instructions for products of whole tiles, in bfloat16 too."""
-    return bool(getattr(torch.cpu, "get_capabilities", dict)().get("amx_tile"))
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager:
@@ -83,11 +83,11 @@ def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractCon
 @contextlib.contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
     """A context in which CUDA may, or may not, round the factors of float32 products to TF32 (float16's 11 bits)."""
-    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, allowed
-    try:
+    products = torch.backends.cuda.matmul
+    with contextlib.ExitStack() as at_the_end:
+        at_the_end.callback(setattr, products, "allow_tf32", products.allow_tf32)
+        products.allow_tf32 = allowed
         yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def multiplies_tf32(device: torch.device) -> bool:

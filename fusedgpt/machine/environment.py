@@ -12,7 +12,7 @@ import sys
 import torch
 
 from fusedgpt import home
-from fusedgpt.machine.device import cpu_has_amx, cpu_multiplies_bfloat16
+from fusedgpt.machine.device import cpu_instructions, cpu_multiplies_bfloat16
 from fusedgpt.machine.memory import total_memory
 
 FLASH_PACKAGES = ("flash-attn", "flash-attn-3", "flash-attn-4")  # their kernels run on GPUs only
@@ -60,7 +60,7 @@ def device_name(device: torch.device) -> str:
     name += f", {torch.backends.cpu.get_cpu_capability()}"
     if cpu_multiplies_bfloat16():
         name += "+bfloat16"
-        if cpu_has_amx():
+        if "amx_tile" in cpu_instructions():
             name += "+AMX"
     return name
 
