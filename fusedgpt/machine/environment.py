@@ -3,9 +3,7 @@
 import contextlib
 import importlib.metadata
 import os
-import pathlib
 import platform
-import re
 import subprocess
 import sys
 
@@ -16,7 +14,6 @@ from fusedgpt.machine.device import cpu_instructions, cpu_multiplies_bfloat16
 from fusedgpt.machine.memory import total_memory
 
 FLASH_PACKAGES = ("flash-attn", "flash-attn-3", "flash-attn-4")  # their kernels run on GPUs only
-CPUINFO = pathlib.Path("/proc/cpuinfo")
 
 
 def environment(device: torch.device) -> dict:
@@ -53,10 +50,9 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     name = platform.processor()
-    if sys.platform == "linux":  # Arm's processors have numbers there instead of names
-        text = CPUINFO.read_text(encoding="utf-8", errors="replace")
-        if found := re.search(r"^(?:model name|(CPU part))\s*: (.*)", text, re.MULTILINE):
-            name = " ".join(filter(None, found.groups()))
+    if sys.platform == "linux":
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            name = next((line.partition(": ")[2].strip() for line in file if line.startswith("model name")), name)
     name += f", {torch.backends.cpu.get_cpu_capability()}"
     if cpu_multiplies_bfloat16():
         name += "+bfloat16"

@@ -8,12 +8,7 @@ import pytest
 import torch
 
 from fusedgpt.attention.table import KERNELS
-from fusedgpt.machine.environment import (
-    FLASH_PACKAGES,
-    commit,
-    device_name,
-    environment,
-)
+from fusedgpt.machine.environment import FLASH_PACKAGES, commit, environment
 
 
 def test_environment_names_what_a_figure_depends_on():
@@ -48,15 +43,6 @@ def test_a_cpu_is_named_with_its_instructions(monkeypatch, level, has, said):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(has, True))
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
     assert environment(torch.device("cpu"))["device"].endswith(f", {said}")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="where there is /proc/cpuinfo")
-@pytest.mark.parametrize("part", ["0xd0c", "0xd40"])
-def test_processors_of_arm_have_different_names(tmp_path, monkeypatch, part):
-    # they have no "model name", so rows of a Graviton 2 and a Graviton 3 could not be told apart
-    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: {part}\n")
-    monkeypatch.setattr("fusedgpt.machine.environment.CPUINFO", tmp_path / "cpuinfo")
-    assert device_name(torch.device("cpu")).startswith(f"CPU part {part}, ")
 
 
 def test_the_commit_is_that_of_the_files_and_of_no_repository_around_them(tmp_path):
