@@ -13,7 +13,6 @@ from typing import IO, Any
 
 from fusedgpt.errors import UserError
 
-NO_LINKS = (errno.EPERM, errno.EMLINK, errno.EXDEV, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -130,22 +129,20 @@ def _no_link(path, flags):
 
 
 def link(path: str | os.PathLike, name: str | os.PathLike) -> None:
-    """Give the file `path` a second `name`: a hard link, or a copy on a disk without links. Replaces an older `name`.
+    """Give the file `path` a second `name`: a hard link, or a copy where that fails. Replaces an older `name`.
 
     A link is as good as a copy, because `atomic` replaces files and never writes into them. Raises UserError if the
     disk refuses.
     """
     aside = pathlib.Path(name).with_name(".link.tmp")  # always this name, so that the next link removes a leftover
-    try:
+    with contextlib.suppress(OSError):
         aside.unlink(missing_ok=True)
         os.link(os.path.realpath(path), aside)  # a relative symbolic link would name another file there
         os.replace(aside, name)
         aside.unlink(missing_ok=True)  # os.replace does nothing if both names are of one file already
-    except OSError as error:
-        if error.errno not in NO_LINKS:
-            raise cannot_write(pathlib.Path(name), error) from error
-        with atomic(name) as copy, open(path, "rb") as file:
-            shutil.copyfileobj(file, copy)
+        return
+    with atomic(name) as copy, open(path, "rb") as file:
+        shutil.copyfileobj(file, copy)
 
 
 def json_line(content: dict[str, Any]) -> str:
