@@ -80,17 +80,12 @@ class Lock:
         Call it before each write, which would make the folder anew, or replace what another process has written there.
         go_on: the settings that the message tells the user to go on with.
         """
-        if _is_still(self.path, self.opened):
-            return
-        what = f"{self.path.parent} was removed or moved, or its {self.path.name} replaced,"
-        with contextlib.suppress(OSError):
-            now = pathlib.Path(os.readlink(f"/proc/self/fd/{self.file.fileno()}"))  # Linux knows its present path
-            if _is_still(now, self.opened):
-                what = f"{self.path.parent} was moved to {now.parent}"
-        raise UserError(
-            f"{what} while this process used it. The process has written nothing since. If what was saved is still"
-            f" there, go on with {go_on}; after another run has begun in the folder, it is in the last previous-N"
-        )
+        if not _is_still(self.path, self.opened):
+            raise UserError(
+                f"{self.path.parent} was removed or moved, or its {self.path.name} replaced, while this process used"
+                " it. The process has written nothing since. If what was saved is still there, go on with"
+                f" {go_on}; after another run has begun in the folder, it is in the last previous-N"
+            )
 
 
 def lock(out_dir: str | os.PathLike, shared: bool = False) -> Lock:

@@ -147,7 +147,7 @@ def test_a_conversion_stops_if_its_folder_is_moved(small_run, tmp_path, monkeypa
         return found
 
     monkeypatch.setattr(module, call, moved)
-    with pytest.raises(UserError, match=r"run was moved to .*moved while this process used it"):
+    with pytest.raises(UserError, match=r"run was removed or moved, .* while this process used it"):
         convert.main(folder, "shards")
     assert os.listdir(tmp_path) == ["moved"]
 
