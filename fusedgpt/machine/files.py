@@ -24,33 +24,26 @@ def atomic(path: str | os.PathLike, mode: str = "wb", aside: str = "") -> Iterat
     do not share it. Raises UserError if the disk is full or cannot be written.
     """
     path = pathlib.Path(path)
-    temporary, opened = path.with_name(f".{path.name}{aside}.tmp"), None
+    temporary = path.with_name(f".{path.name}{aside}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # write names of files and folders that are not UTF-8 as escapes
         how = {} if "b" in mode else {"encoding": "utf-8", "errors": "backslashreplace"}
         temporary.unlink(missing_ok=True)
         with open(temporary, mode.replace("w", "x"), **how) as file:  # x: not through a link that a stranger put there
-            opened = os.fstat(file.fileno())
             yield file
             file.flush()
             os.fsync(file.fileno())  # otherwise a power cut could leave the new name without content
-        if not _is_still(temporary, opened):  # a lot can happen while a large file is written for a minute
-            raise FileNotFoundError(errno.ENOENT, "the folder was moved, or another process has replaced the file")
         os.replace(temporary, path)
     except BaseException as error:
-        if opened and _is_still(temporary, opened):
-            temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise cannot_write(path, error) from error
-        raise
-
-
-def cannot_write(path: pathlib.Path, error: OSError) -> UserError:
-    """The UserError for a disk that refuses to write the file `path`."""
-    kept = "what it held before is kept" if path.is_file() else "nothing was written"
-    remedy = "Make room" if error.errno in FULL else "Make the folder writable"
-    return UserError(f"cannot write {path}: {error.strerror or error}; {kept}. {remedy}, or name another folder")
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if not isinstance(error, OSError):
+            raise
+        kept = "what it held before is kept" if path.is_file() else "nothing was written"
+        remedy = "Make room" if error.errno in FULL else "Make the folder writable"
+        why = error.strerror or error
+        raise UserError(f"cannot write {path}: {why}; {kept}. {remedy}, or name another folder") from error
 
 
 def _is_still(path, opened):
