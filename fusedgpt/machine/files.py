@@ -158,16 +158,12 @@ class Lines:
 
     def __init__(self, path: str | os.PathLike):
         self.path, self.pending = pathlib.Path(path), bytearray()
-        self._open()
+        # unbuffered: a kill loses no line
+        self.file = open(self.path, "ab+", buffering=0, opener=_no_link)  # noqa: SIM115 (kept)
         if end := self.file.tell():
             self.file.seek(end - 1)
             if self.file.read() != b"\n":  # a full disk tore it: a line behind it would be damaged with it
                 self.pending += b"\n"
-
-    def _open(self):
-        # unbuffered: a kill loses no line
-        self.file = open(self.path, "ab+", buffering=0, opener=_no_link)  # noqa: SIM115 (kept)
-        self.opened = os.fstat(self.file.fileno())
 
     def add(self, line: str) -> None:
         """Append the pending lines and this one. Raises OSError if the disk refuses; none is lost."""
@@ -176,7 +172,5 @@ class Lines:
 
     def flush(self) -> None:
         """Write what is pending. Raises OSError if the disk refuses."""
-        if not _is_still(self.path, self.opened):  # an edited copy may have its name
-            self._open()
         while self.pending:
             del self.pending[: self.file.write(self.pending)]  # a disk that fills up writes only a part

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import json
 import os
-import shutil
 
 import pytest
 
@@ -98,27 +97,6 @@ def test_a_torn_last_line_takes_no_other_with_it(tmp_path):
     again = Lines(tmp_path / "a")
     again.add('{"a": 4}\n')
     assert (tmp_path / "a").read_bytes() == b'{"a": 1}\n{"a": 2, "st\n{"a": 3}\n{"a": 4}\n'
-
-
-def test_lines_do_not_make_a_folder_anew(tmp_path):
-    # it used to bring back a folder that was moved away
-
-    (tmp_path / "folder").mkdir()
-    lines = Lines(tmp_path / "folder" / "a")
-    shutil.rmtree(tmp_path / "folder")
-    with pytest.raises(OSError, match="No such file"):
-        lines.add("three\n")
-    assert not (tmp_path / "folder").exists() and lines.pending == b"three\n"
-
-
-def test_lines_go_on_in_a_file_that_takes_the_name(tmp_path):
-    # after sed -i or an editor's save, all further lines of a run went into the file that nobody could open any more
-    lines = Lines(tmp_path / "a")
-    lines.add("one\n")
-    (tmp_path / "edited").write_text("ONE\n")
-    os.replace(tmp_path / "edited", tmp_path / "a")
-    lines.add("two\n")
-    assert (tmp_path / "a").read_text() == "ONE\ntwo\n"
 
 
 def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path):
