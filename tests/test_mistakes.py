@@ -46,7 +46,7 @@ MISTAKES = [
     ("train.py {run}/ckpt.pt", "--init_from=resume --out_dir=FOLDER to train a run on"),
     ("train.py --init_from=resume --out_dir={absent}", "train first, or name the folder of another run"),
     ("train.py {small} --out_dir={model}", "give --init_from={model} and another --out_dir"),
-    ("train.py {small} --out_dir={file}", "Name another folder"),
+    ("train.py {small} --out_dir={file}", "File exists"),
     ("train.py {small} --init_from=nobody/no-such-model", "name a folder"),
     ("export.py {run}/best.pt", "name the folder that it is in, {run}"),
     ("sample.py --init_from={run}", "name it with --out_dir={run}"),

@@ -46,14 +46,6 @@ def atomic(path: str | os.PathLike, mode: str = "wb", aside: str = "") -> Iterat
         raise UserError(f"cannot write {path}: {why}; {kept}. {remedy}, or name another folder") from error
 
 
-def _is_still(path, opened):
-    """Whether `path` still names the file of `opened`, a result of os.fstat; True if the disk does not answer."""
-    try:
-        return os.path.samestat(os.stat(path), opened)
-    except OSError as error:
-        return not isinstance(error, (FileNotFoundError, NotADirectoryError))
-
-
 class Lock:
     """The lock of a folder. An open `file` in the folder holds it until `close`, or until a `with` statement ends."""
 
@@ -73,7 +65,10 @@ class Lock:
         Call it before each write, which would make the folder anew, or replace what another process has written there.
         go_on: the settings that the message tells the user to go on with.
         """
-        if not _is_still(self.path, self.opened):
+        same = False
+        with contextlib.suppress(OSError):
+            same = os.path.samestat(os.stat(self.path), self.opened)
+        if not same:
             raise UserError(
                 f"{self.path.parent} was removed or moved, or its {self.path.name} replaced, while this process used"
                 " it. The process has written nothing since. If what was saved is still there, go on with"
@@ -85,14 +80,11 @@ def lock(out_dir: str | os.PathLike, shared: bool = False) -> Lock:
     """Take the folder for this process, until the returned lock is closed. shared: for all processes that ask so.
 
     The system releases the folder when the process ends, however it ends. On Windows nobody is kept out. Raises
-    UserError if another process has the folder, or if it cannot be written.
+    UserError if another process has the folder.
     """
     path = pathlib.Path(out_dir) / ".lock"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path, "a+", encoding="utf-8", errors="replace", opener=_no_link)  # noqa: SIM115 (kept)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}. Name another folder") from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = open(path, "a+", encoding="utf-8", errors="replace", opener=_no_link)  # noqa: SIM115 (kept)
     try:
         import fcntl
 
