@@ -155,7 +155,7 @@ def test_a_run_asks_whether_its_steps_can_use_cuda_graphs(tmp_path, data, monkey
 def test_times_are_true_of_steps_that_are_read_later(tmp_path, data, monkeypatch):
     # T10: nanoGPT's time includes evaluations; and no step's time may include the start of the program
     told = iter(n * (n + 1) / 2000 for n in itertools.count())  # between readings pass 1 ms, 2 ms, 3 ms, …
-    monkeypatch.setattr(train.timing, "now", lambda device: next(told))
+    monkeypatch.setattr(train.timing.StepClock, "_mark", lambda clock: next(told))
     monkeypatch.setattr(progress.flops, "peak_flops", lambda *_: (1e12, "of this test"))
     run(tmp_path, data, max_iters=6, log_interval=4, eval_interval=3, gradient_accumulation_steps=2)
     assert [row["ms"] for row in rows(tmp_path)] == pytest.approx([1, 3, 5, 7, 9, 11])

@@ -9,17 +9,10 @@ import functools
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import torch
-
-
-def now(device: torch.device) -> float:
-    """The clock in seconds, read once everything that was launched on `device` has finished."""
-    if device.type in ("cuda", "mps"):
-        getattr(torch, device.type).synchronize()
-    return time.perf_counter()
 
 
 class StepClock:
@@ -48,11 +41,13 @@ class StepClock:
         return ms
 
     def _mark(self):
-        if self.device.type != "cuda":
-            return now(self.device)
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+        if self.device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            return event
+        if self.device.type == "mps":
+            torch.mps.synchronize()
+        return time.perf_counter()
 
 
 class Steps:
@@ -93,11 +88,8 @@ def of_a_kernel(step: Callable[[], object], device: torch.device, warmup: int = 
     if device.type == "cuda":
         with contextlib.suppress(RuntimeError):  # if capturing is not the cause, the calls raise the error again
             graph = _captured(step, device, warmup)
-            cache = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)
-            # an MI300X has 256 MiB more behind its L2 cache, its Infinity Cache, which PyTorch does not report
-            least = 2**29 if torch.version.hip else 2**28
-            other = torch.empty(max(2 * cache, least), dtype=torch.int8, device=device)
-            # zero_ fills the L2 cache, and takes long enough to launch the replay meanwhile
+            other = torch.empty(2**29, dtype=torch.int8, device=device)  # twice what any GPU's caches hold
+            # zero_ fills the caches, and takes long enough to launch the replay meanwhile
             return Steps(graph.replay, device, warmup=1, before=other.zero_), "graph replay, cold L2"
     return Steps(step, device, warmup), "calls"
 
@@ -110,27 +102,19 @@ def _side_stream(device):
 def _captured(step, device, warmup):
     graph, side = torch.cuda.CUDAGraph(), _side_stream(device)
     side.wait_stream(torch.cuda.current_stream(device))  # the current stream computes the inputs
-    with torch.cuda.stream(side):  # restores the current stream, which a failed capture would not
+    with torch.cuda.stream(side), warnings.catch_warnings(), contextlib.ExitStack() as at_the_end:
+        # the stream's context restores the current one, which a failed capture would not
+        warnings.simplefilter("ignore")  # PyTorch calls this mode a prototype
+        at_the_end.callback(torch.cuda.set_sync_debug_mode, "default")
         for _ in range(warmup):
             step()
-        with _no_waiting():  # a failed capture would leave the GPU's random numbers unusable
-            step()
+        torch.cuda.set_sync_debug_mode("error")  # a failed capture would leave the GPU's random numbers unusable
+        step()
+        torch.cuda.set_sync_debug_mode("default")
         with torch.cuda.graph(graph, stream=side):
             step()
     torch.cuda.current_stream(device).wait_stream(side)
     return graph
-
-
-@contextlib.contextmanager
-def _no_waiting() -> Iterator[None]:
-    """A context in which waiting for the GPU raises RuntimeError."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch calls this mode a prototype
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def summary(ms: list[float]) -> dict[str, float]:

@@ -59,7 +59,7 @@ def test_auto_takes_the_fastest_that_passes_parity(monkeypatch, only):
     right, wrong = ATTENTION["math"], lambda q, k, v, dropout_p=0.0: q + k + v
     only(manual=taking(3.0, right), math=taking(2.0, right), flash=taking(1.0, wrong))
     monkeypatch.setattr(permitted, "contradiction", lambda *_: None)
-    monkeypatch.setattr(choose.timing, "now", lambda device: told[0])
+    monkeypatch.setattr(choose.timing.StepClock, "_mark", lambda clock: told[0])
     name, rows = choose.fastest(Case((1, 2, 128, 32), CPU, torch.float32))
     assert name == "math"
     assert "parity" in rows["flash"]["refused"] and "median_ms" not in rows["flash"]
