@@ -49,7 +49,7 @@ from fusedgpt.attention import functions
 from fusedgpt.data import prepare, tokenizer
 from fusedgpt.errors import UserError
 from fusedgpt.machine import flops, memory
-from fusedgpt.machine.device import why_no_compiler
+from fusedgpt.machine.device import resolve_compile
 from fusedgpt.runs import progress
 
 OFFLINE_BPE = ROOT.parent / "shared" / "data" / "tiktoken_cache"  # if it exists, tests of GPT-2's BPE need no network
@@ -92,8 +92,7 @@ def device(request):
 @pytest.fixture
 def compiler():
     """Skip the test if torch.compile cannot work on this machine's CPU."""
-    reason = why_no_compiler(torch.device("cpu"))
-    if reason:
+    if reason := resolve_compile(True, torch.device("cpu"))[1]:
         pytest.skip(reason)
 
 

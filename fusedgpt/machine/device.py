@@ -101,21 +101,14 @@ def asks_to_compile(setting: bool | str, device: torch.device) -> bool:
 
 
 def resolve_compile(setting: bool | str, device: torch.device) -> tuple[bool, str]:
-    """Whether to compile, and why it is not possible if it was asked for."""
+    """Whether to compile, and why it is not possible if it was asked for. It needs Triton or a C++ compiler."""
     if not asks_to_compile(setting, device):
         return False, ""
-    if reason := why_no_compiler(device):
-        return False, f"torch.compile cannot work here: {reason}"
-    return True, ""
-
-
-def why_no_compiler(device: torch.device) -> str | None:
-    """Why torch.compile fails on `device`, or None if it works. It needs Triton or a C++ compiler."""
     try:
         torch.compile(lambda x: x * 2 + 1)(torch.ones(8, device=device))
     except Exception as error:  # each backend has its own exception type for a missing compiler
-        return f"{type(error).__name__}: {first_line(error)}"
-    return None
+        return False, f"torch.compile cannot work here: {type(error).__name__}: {first_line(error)}"
+    return True, ""
 
 
 def graphs_compiled() -> int:
