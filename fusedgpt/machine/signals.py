@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import signal
 
 
@@ -21,8 +20,6 @@ def catch_signals(main: bool) -> list[int]:
             line = f"\n{signal.Signals(number).name}: stopping with a checkpoint"
             if number == signal.SIGINT:
                 line += "; Ctrl-C again ends at once, without saving"
-            if os.isatty(2):  # in place of a bar and the ^C that the terminal shows
-                line = f"\r{' ' * (shutil.get_terminal_size().columns - 1)}\r" + line.lstrip()
             with contextlib.suppress(OSError):  # the console may be gone
                 os.write(2, f"{line}\n".encode())  # not print, because the signal may have interrupted one
 

@@ -101,17 +101,14 @@ def test_the_page_takes_its_share_of_the_time(tmp_path, monkeypatch, clock):
     assert began == [1000, 1500, 2000, 2500]  # 5 seconds each, a hundredth of the time
 
 
-def on_a_terminal(columns, settings, interrupt_at=None):
-    """All that train.py wrote on a terminal of so many columns, and its status. At some text, Ctrl-C is pressed."""
+def on_a_terminal(columns, settings):
+    """All that train.py wrote on a terminal of so many columns, and its status."""
     with on_terminal("train.py", *flags(settings), columns=columns) as (child, keys):
         shown = b""
         while child.is_alive() or select.select([keys], [], [], 0)[0]:
             if select.select([keys, child.sentinel], [], [])[0][0] != keys:
                 continue
             shown += os.read(keys, 10_000)
-            if interrupt_at and interrupt_at in shown:
-                os.write(keys, b"\x03")
-                interrupt_at = None
         return shown.decode(), child.exitcode
 
 
@@ -145,16 +142,6 @@ def test_an_error_does_not_begin_behind_the_bar(tmp_path, data):
     shown, status = on_a_terminal(80, small(tmp_path, data, attention="flash", dropout=0.1))
     assert "timing attention" in shown and status == 1
     assert next(row for row in rows_left(shown) if "error: " in row).startswith("error: attention='flash' cannot train")
-
-
-def test_ctrl_c_leaves_no_bar_behind(tmp_path, data):
-    # the bar stayed above "SIGINT: stopping", and the ^C of the terminal began a row of its own
-    endless = small(tmp_path, data, max_iters=10**6, eval_interval=10**6, log_interval=100)
-    shown, status = on_a_terminal(80, endless, interrupt_at=b" left, loss ")
-    rows = list(rows_left(shown))
-    assert status == 130 and "^C" in shown
-    assert any(row.startswith("SIGINT: stopping with a checkpoint; Ctrl-C again") for row in rows)
-    assert not any("%|" in row or row in ("C", "^C") for row in rows)
 
 
 @pytest.fixture
