@@ -4,7 +4,6 @@ At each barrier, a thread that waits actively keeps a core from the thread that 
 compute, a step of the quick start took 7 and 18 times as long so on two cores. On an idle machine it is faster.
 """
 
-import contextlib
 import os
 import pathlib
 import time
@@ -13,24 +12,18 @@ from typing import TextIO
 LOADAVG = pathlib.Path("/proc/loadavg")  # Linux: its fourth field begins with the number of threads that run or could
 
 
-def others() -> int:
-    """How many threads of other programs want a core just now; 0 if the system does not say."""
-    running = []
-    with contextlib.suppress(OSError):
-        for _ in range(5):
-            running.append(int(LOADAVG.read_text(encoding="ascii").split()[3].partition("/")[0]))
-            time.sleep(0.01)
-    return min(running, default=1) - 1  # without this one
-
-
 def passively_if_busy() -> dict[str, str]:
     """The environment variable that lets threads wait passively if the machine is busy; {} if it is not, or is set.
 
     PyTorch reads it when it is imported.
     """
-    if "OMP_WAIT_POLICY" in os.environ or not hasattr(os, "sched_getaffinity"):
+    if "OMP_WAIT_POLICY" in os.environ or not LOADAVG.exists():
         return {}
-    busy = others()
+    running = []
+    for _ in range(5):
+        running.append(int(LOADAVG.read_text(encoding="ascii").split()[3].partition("/")[0]))
+        time.sleep(0.01)
+    busy = min(running) - 1  # without this one
     too_few = busy + len(os.sched_getaffinity(0)) > (os.cpu_count() or 1)  # a container may have some of many cores
     return {"OMP_WAIT_POLICY": "PASSIVE"} if busy and too_few else {}
 
