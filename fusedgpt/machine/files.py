@@ -46,15 +46,11 @@ def atomic(path: str | os.PathLike, mode: str = "wb", aside: str = "") -> Iterat
         raise UserError(f"cannot write {path}: {why}; {kept}. {remedy}, or name another folder") from error
 
 
-class Lock:
+class Lock(contextlib.AbstractContextManager):
     """The lock of a folder. An open `file` in the folder holds it until `close`, or until a `with` statement ends."""
 
     def __init__(self, file: IO):
-        self.path, self.file, self.opened = pathlib.Path(file.name), file, os.fstat(file.fileno())
-        self.close = file.close
-
-    def __enter__(self):
-        return self
+        self.file, self.close = file, file.close
 
     def __exit__(self, *exception):
         self.close()
@@ -65,15 +61,14 @@ class Lock:
         Call it before each write, which would make the folder anew, or replace what another process has written there.
         go_on: the settings that the message tells the user to go on with.
         """
-        same = False
         with contextlib.suppress(OSError):
-            same = os.path.samestat(os.stat(self.path), self.opened)
-        if not same:
-            raise UserError(
-                f"{self.path.parent} was removed or moved, or its {self.path.name} replaced, while this process used"
-                " it. The process has written nothing since. If what was saved is still there, go on with"
-                f" {go_on}; after another run has begun in the folder, it is in the last previous-N"
-            )
+            if os.path.samefile(self.file.name, self.file.fileno()):
+                return
+        raise UserError(
+            f"{os.path.dirname(self.file.name)} was removed or moved, or its .lock replaced, while this process used"
+            f" it. The process has written nothing since. If what was saved is still there, go on with {go_on};"
+            " after another run has begun in the folder, it is in the last previous-N"
+        )
 
 
 def lock(out_dir: str | os.PathLike, shared: bool = False) -> Lock:
