@@ -1,8 +1,7 @@
 """Run one call under PyTorch's profiler, and read what it recorded."""
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 
@@ -14,15 +13,14 @@ def profile(step: Callable[[], object], memory: bool = False, shapes: bool = Fal
 
     memory: record the CPU and its allocations, and no GPU. shapes: record the operators' tensors, for `factors`.
     """
-    options = {"profile_memory": memory, "record_shapes": shapes}
+    device = None
     if torch.cuda.is_available() and not memory:
-        kinds = torch.profiler.ProfilerActivity
-        recorder = torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA], **options)
-    else:  # what torch.profiler.profile is made of: it would import torch._inductor to ask for CUDA graphs
-        recorder = torch.autograd.profiler.profile(use_kineto=True, **options)
-    with _quiet(), recorder:
+        device = "cuda"
+    # what torch.profiler.profile is made of: that would import torch._inductor to ask for CUDA graphs
+    options = dict(use_kineto=True, use_device=device, profile_memory=memory, record_shapes=shapes)
+    with torch.autograd.profiler.profile(**options) as found:
         step()
-    return getattr(recorder, "profiler", recorder)
+    return found
 
 
 def factors(profiled: torch.autograd.profiler.profile) -> set[tuple[int, int]]:
@@ -41,16 +39,3 @@ def factors(profiled: torch.autograd.profiler.profile) -> set[tuple[int, int]]:
                 along = x.strides.index(1)
                 found.add((x.sizes[along], x.strides[1 - along]))
     return found
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Drop stderr, to which the profiler's C++ code writes start and stop marks."""
-    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(null, 2)
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(null)
