@@ -18,16 +18,13 @@ FLASH_PACKAGES = ("flash-attn", "flash-attn-3", "flash-attn-4")  # their kernels
 
 def environment(device: torch.device) -> dict:
     """What a measurement on `device` depends on, as far as it stays the same for all rows of a benchmark."""
-    code = os.environ.get("FUSEDGPT_COMMIT")  # a copy on a lent machine may lie in another history
-    if not code and not home.INSTALLED:  # an installed package may lie in a repository of its user's
-        code = commit(home.SCRIPTS)
     return {
         "device": device_name(device),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
-        "commit": code,
+        "commit": os.environ.get("FUSEDGPT_COMMIT") or commit(home.SCRIPTS),  # a copy may lie in another history
         "memory": total_memory(device),
         **_versions(device),
     }
@@ -63,12 +60,9 @@ def device_name(device: torch.device) -> str:
 
 def commit(folder: str | os.PathLike) -> str | None:
     """The commit of the clone in `folder`, marked if its files were changed since; None if it is no clone."""
-
-    def git(*command):
-        done = subprocess.run(["git", "-C", folder, *command], check=False, capture_output=True, text=True)
-        return done.stdout.strip()
-
+    if not os.path.exists(os.path.join(folder, ".git")):
+        return None
     with contextlib.suppress(OSError):  # git is not installed
-        if git("ls-files", "."):  # a copy without .git may lie in another repository, which has none of its files
-            return git("describe", "--always", "--dirty", "--abbrev=12") or None
+        command = ["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=12"]
+        return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip() or None
     return None

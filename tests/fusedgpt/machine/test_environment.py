@@ -52,15 +52,10 @@ def test_the_commit_is_that_of_the_files_and_of_no_repository_around_them(tmp_pa
         subprocess.run(["git", "-C", tmp_path, *who, *args], check=True, capture_output=True)
 
     (tmp_path / "unpacked").mkdir()
-    for name in ("a", "unpacked/train.py"):
-        (tmp_path / name).write_text("one")
+    (tmp_path / "a").write_text("one")
     git("init")
     git("add", "a")
     git("commit", "-m", "one")
-    assert commit(tmp_path) and commit(tmp_path / "unpacked") is None
-    git("add", "unpacked")
-    git("commit", "-m", "two")
-    assert commit(tmp_path / "unpacked") == commit(tmp_path) and not commit(tmp_path).endswith("-dirty")
-    (tmp_path / "unpacked" / "train.py").write_text("two")
-    assert commit(tmp_path / "unpacked").endswith("-dirty")
-    assert commit(tmp_path.parent) is None
+    assert commit(tmp_path) and not commit(tmp_path).endswith("-dirty") and commit(tmp_path / "unpacked") is None
+    (tmp_path / "a").write_text("two")
+    assert commit(tmp_path).endswith("-dirty")
