@@ -18,7 +18,7 @@ FLASH_PACKAGES = ("flash-attn", "flash-attn-3", "flash-attn-4")  # their kernels
 
 def environment(device: torch.device) -> dict:
     """What a measurement on `device` depends on, as far as it stays the same for all rows of a benchmark."""
-    return {
+    found = {
         "device": device_name(device),
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -26,15 +26,10 @@ def environment(device: torch.device) -> dict:
         "threads": torch.get_num_threads(),
         "commit": os.environ.get("FUSEDGPT_COMMIT") or commit(home.SCRIPTS),  # a copy may lie in another history
         "memory": total_memory(device),
-        **_versions(device),
     }
-
-
-def _versions(device):
-    """The versions, beside PyTorch's, of what may have kernels for `device`."""
-    found, packages = {}, ["triton", "transformers"]
+    packages = ["triton", "transformers"]  # beside PyTorch, they may have kernels
     if device.type == "cuda":
-        found = {"cuda": torch.version.cuda or f"ROCm {torch.version.hip}", "cudnn": torch.backends.cudnn.version()}
+        found |= {"cuda": torch.version.cuda or f"ROCm {torch.version.hip}", "cudnn": torch.backends.cudnn.version()}
         packages += FLASH_PACKAGES
     for package in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
