@@ -9,7 +9,6 @@ import torch
 
 from fusedgpt.errors import UserError, first_line
 
-NAMES = "auto, cpu, cuda, cuda:1 or mps"  # how messages list the devices
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -23,7 +22,8 @@ def resolve_device(name: str, local_rank: int | None = None) -> torch.device:
     if name == "auto":
         name = next(kind for kind in here if here[kind])
     if not here.get(name.partition(":")[0]):
-        raise UserError(f"device={name!r} is not on this machine, or not supported: --device can be {NAMES}")
+        names = "auto, cpu, cuda, cuda:1 or mps"
+        raise UserError(f"device={name!r} is not on this machine, or not supported: --device can be {names}")
     device = torch.device(name)
     if device.type == "cuda":
         index = local_rank

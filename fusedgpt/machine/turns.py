@@ -47,10 +47,6 @@ class Laps:
         self.ms.append(ms)
         return ms
 
-    def drop(self, name: Hashable) -> None:
-        """Let a contender take no more turns."""
-        del self.turns[name]
-
     def of(self, name: Hashable) -> list[float]:
         """The milliseconds of a contender, lap by lap."""
         return [lap[name] for lap in self.ms if name in lap]
@@ -121,7 +117,7 @@ def race(turns: Mapping[Hashable, Turn], seconds: float, turn: float = 0.0) -> L
         behind = HOPELESS if len(laps.ms) < LAPS_TO_TELL else FAR_BEHIND
         middle = {name: statistics.median(laps.of(name)) for name in laps.turns}
         for name in [name for name in middle if middle[name] > behind * min(middle.values())]:
-            laps.drop(name)
+            del laps.turns[name]
         if len(laps.turns) == 1:
             break
     if laps.failed and not laps.by_speed():
