@@ -6,8 +6,6 @@ import json
 import os
 import pathlib
 import shutil
-import socket
-import time
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -79,22 +77,16 @@ def lock(out_dir: str | os.PathLike, shared: bool = False) -> Lock:
     """
     path = pathlib.Path(out_dir) / ".lock"
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = open(path, "a+", encoding="utf-8", errors="replace", opener=_no_link)  # noqa: SIM115 (kept)
+    file = open(path, "ab+", opener=_no_link)  # noqa: SIM115 (kept)
     try:
         import fcntl
 
         how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         fcntl.lockf(file, how | fcntl.LOCK_NB)  # unlike flock, not inherited by children; works over NFS
     except (BlockingIOError, PermissionError) as error:
-        file.seek(0)
-        raise UserError(
-            f"{out_dir} is in use by another run: {file.read().strip()}. Wait for it to end, or name another folder"
-        ) from error
-    except (OSError, ImportError):  # a file system without locks, or Windows
-        return Lock(file)
-    file.truncate(0)
-    started = time.strftime("%Y-%m-%d %H:%M:%S")
-    print(f"process {os.getpid()} on {socket.gethostname()}, started {started}", file=file, flush=True)
+        raise UserError(f"{out_dir} is in use by another run: wait for it to end, or name another folder") from error
+    except (OSError, ImportError):
+        pass  # a file system without locks, or Windows
     return Lock(file)
 
 

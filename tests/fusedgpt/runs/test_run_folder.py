@@ -43,12 +43,11 @@ def test_the_second_process_is_refused_and_a_dead_one_is_no_obstacle(tmp_path):
     command = [sys.executable, "-c", f"{holds}; time.sleep(60)", tmp_path]
     child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
     child.stdout.readline()
-    with pytest.raises(UserError, match=rf"in use by another run: process {child.pid} on .*, started 20\d\d-"):
+    with pytest.raises(UserError, match="in use by another run: wait for it to end"):
         lock(tmp_path)
     child.send_signal(signal.SIGKILL)
     child.wait()
-    with lock(tmp_path):
-        assert f"process {os.getpid()} " in (tmp_path / ".lock").read_text()
+    lock(tmp_path).close()
 
 
 def at_step_7(monkeypatch, out_dir, do):
