@@ -38,8 +38,7 @@ def read_metrics(out_dir: str | pathlib.Path, kind: str | None = None) -> list[d
     path = pathlib.Path(out_dir) / "metrics.jsonl"
     if not path.exists():
         raise UserError(f"{path} does not exist: name the folder of a run")
-    rows = read_jsonl(path, having=f'"{kind}"' if kind else "")
-    return [row for row in rows if _is_metrics(row) and kind in (None, row["kind"])]
+    return [row for row in read_jsonl(path) if _is_metrics(row) and kind in (None, row["kind"])]
 
 
 def losses_at(out_dir: str | pathlib.Path, iteration: int) -> dict[str, str]:
