@@ -17,7 +17,7 @@ import asyncio, multiprocessing, subprocess  # Python's own modules, which must 
 sys.modules.update(dict.fromkeys(("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty")))
 for module, names in (
     (signal, "SIGHUP SIGKILL SIGSTOP SIGUSR1 SIGUSR2 SIGALRM SIGQUIT SIGCHLD setitimer alarm pause"),
-    (os, "fork killpg getpgid setsid geteuid getuid getgid nice sched_getaffinity sched_setaffinity sysconf"),
+    (os, "fork killpg getpgid setsid geteuid getuid getgid nice sched_getaffinity sched_setaffinity"),
     (os, "getloadavg posix_fadvise mkfifo statvfs pread pwrite sync chown O_DIRECTORY"),
 ):
     for name in names.split():

@@ -19,10 +19,9 @@ OWN_GROUPS, CGROUPS = pathlib.Path("/proc/self/cgroup"), pathlib.Path("/sys/fs/c
 def keep_freed_memory(keep: bool) -> None:
     """Let the process keep freed memory for its next allocation, or return it at once (glibc only).
 
-    By default glibc returns every large block to the kernel, which has to clear each page again. A training step on a
-    CPU frees and allocates gigabytes: a step of GPT-2 124M on 1 x 1024 tokens took 3.70 s of CPU time by default and
-    3.03 s with keep=True, for 11 % more memory (in float32 55 %). fsdp ranks use keep=False, because they are short of
-    memory: one of two ranks that train 99M parameters peaks at 1.5 GB then, and at 2.9 GB by default.
+    By default glibc returns every large block to the kernel, which has to clear each page again: a step of GPT-2 124M
+    on 1 x 1024 tokens took 3.70 s of CPU time so, and 3.03 s with keep=True, for 11 % more memory (in float32 55 %).
+    fsdp ranks are short of memory: one of two that train 99M parameters peaks at 1.5 GB with keep=False, otherwise 2.9.
     """
     if sys.platform != "linux":
         return
@@ -68,12 +67,22 @@ def peak_bytes(step: Callable[[], object], device: torch.device) -> int:
 
 
 def total_memory(device: torch.device) -> float:
-    """Bytes of memory of a GPU, otherwise of the machine or its container; infinite if the system does not say."""
+    """Bytes of memory of a GPU, otherwise of the machine or its container; infinite where there is no Linux.
+
+    The system kills a process that exceeds the limit of a control group (version 2), without a word. Docker, SLURM and
+    systemd set such limits.
+    """
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    if not hasattr(os, "sysconf"):  # Windows
+    if sys.platform != "linux":
         return math.inf
-    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_limits()])
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    path = OWN_GROUPS.read_text(encoding="utf-8", errors="replace").rpartition("::")[2].strip()
+    group = pathlib.PurePosixPath(path.lstrip("/"))
+    for each in (group, *group.parents):  # a limit holds for all below; Docker shows a container only its own
+        with contextlib.suppress(OSError, ValueError):  # "max" is no limit
+            limits.append(int((CGROUPS / each / "memory.max").read_text(encoding="ascii")))
+    return min(limits)
 
 
 def free_memory(device: torch.device) -> float:
@@ -85,17 +94,3 @@ def free_memory(device: torch.device) -> float:
     with open("/proc/meminfo", encoding="ascii") as file:
         available = next(1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
     return min(available, total_memory(device))
-
-
-def _limits():
-    """The limits, in bytes, of this process's control groups (version 2): those of Docker, SLURM or systemd on Linux.
-
-    The system kills a process that exceeds one, without a word.
-    """
-    if not OWN_GROUPS.exists():
-        return
-    path = OWN_GROUPS.read_text(encoding="utf-8", errors="replace").rpartition("::")[2].strip()
-    group = pathlib.PurePosixPath(path.lstrip("/"))
-    for each in (group, *group.parents):  # a limit holds for all below; Docker shows a container only its own
-        with contextlib.suppress(OSError, ValueError):  # "max" is no limit
-            yield int((CGROUPS / each / "memory.max").read_text(encoding="ascii"))
