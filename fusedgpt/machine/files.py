@@ -53,19 +53,17 @@ class Lock(contextlib.AbstractContextManager):
     def __exit__(self, *exception):
         self.close()
 
-    def check(self, go_on: str = "--init_from=auto and that --out_dir") -> None:
+    def check(self) -> None:
         """Raise UserError if the folder was moved or removed, or has another lock.
 
         Call it before each write, which would make the folder anew, or replace what another process has written there.
-        go_on: the settings that the message tells the user to go on with.
         """
         with contextlib.suppress(OSError):
             if os.path.samefile(self.file.name, self.file.fileno()):
                 return
         raise UserError(
             f"{os.path.dirname(self.file.name)} was removed or moved, or its .lock replaced, while this process used"
-            f" it. The process has written nothing since. If what was saved is still there, go on with {go_on};"
-            " after another run has begun in the folder, it is in the last previous-N"
+            " it. The process has written nothing since: go on in the folder with its present name"
         )
 
 

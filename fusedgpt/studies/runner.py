@@ -189,7 +189,7 @@ class Runner:
             self._note(process.job, "failed", why)
 
     def _note(self, job, status, why=""):
-        self.lock.check("the same command and that --study_dir")
+        self.lock.check()
         row = {"variant": job[0], "seed": job[1], "status": status, "why": why}
         if self.plan.kind == "search":
             row["settings"] = self.plan.variants[job[0]]

@@ -73,7 +73,7 @@ def test_a_run_whose_folder_was_moved_ends_and_says_how_to_go_on(tmp_path, data,
     # F25: it made the folder anew, without the lock, so a second run could start there
     out, moved = tmp_path / "out", tmp_path / "moved"
     begun = at_step_7(monkeypatch, out, lambda: out.rename(moved))
-    with pytest.raises(UserError, match=rf"{out} was removed or moved, .* with --init_from=auto and that --out_dir"):
+    with pytest.raises(UserError, match=rf"{out} was removed or moved, .* go on in the folder with its present name"):
         run(out, data)
     assert begun[-1] == 7 and not out.exists()
     monkeypatch.undo()
