@@ -1,7 +1,6 @@
 """Write files that are either complete or absent, or that grow by lines, and lock a folder."""
 
 import contextlib
-import errno
 import json
 import os
 import pathlib
@@ -10,8 +9,6 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from fusedgpt.errors import UserError
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
@@ -38,10 +35,8 @@ def atomic(path: str | os.PathLike, mode: str = "wb", aside: str = "") -> Iterat
             temporary.unlink()
         if not isinstance(error, OSError):
             raise
-        kept = "what it held before is kept" if path.is_file() else "nothing was written"
-        remedy = "Make room" if error.errno in FULL else "Make the folder writable"
-        why = error.strerror or error
-        raise UserError(f"cannot write {path}: {why}; {kept}. {remedy}, or name another folder") from error
+        advice = "make room, or name another folder that can be written; what was there before is kept"
+        raise UserError(f"cannot write {path}: {error.strerror or error}: {advice}") from error
 
 
 class Lock(contextlib.AbstractContextManager):

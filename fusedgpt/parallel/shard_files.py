@@ -18,7 +18,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
 from fusedgpt.errors import UserError, first_line
-from fusedgpt.machine.files import FULL
 
 METADATA = ".metadata"
 _RECORDS = "Metadata TensorStorageMetadata BytesStorageMetadata TensorProperties ChunkStorageMetadata MetadataIndex"
@@ -60,8 +59,7 @@ def write_together(folder: pathlib.Path, tensors: dict[str, Tensor], group: dist
     except CheckpointException as error:
         rank, (reason, _) = next(iter(error.failures.items()))
         why = first_line(reason)
-        # PyTorch's writer names the place in its code, not the cause; PyTorch 2.15 and later may raise the disk's error
-        if "inline_container" in str(reason) or getattr(reason, "errno", None) in FULL:
+        if "inline_container" in str(reason):  # PyTorch's writer names the place in its code, not the cause
             why = "no space left, or the disk refuses"
         raise UserError(f"rank {rank} cannot write {folder}: {why}") from None
     rank, files = distributed.get_rank(group), {}
