@@ -15,8 +15,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def resolve_device(name: str, local_rank: int | None = None) -> torch.device:
     """The device that a setting names; 'auto' takes a GPU if there is one. Raises UserError if it is not here.
 
-    Under torchrun each rank takes the GPU of its `local_rank`, even if the setting names another, so that no two ranks
-    share a GPU.
+    Under torchrun each rank takes the GPU of its `local_rank`, even if the setting names another.
     """
     here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
@@ -39,19 +38,16 @@ def resolve_device(name: str, local_rank: int | None = None) -> torch.device:
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     """The dtype of matrix products that a setting names. 'auto' takes bfloat16 if the hardware has instructions for it.
 
-    No clock decides here: on a busy machine, ranks, or a run and the run that resumes it, would disagree. If the
-    setting names bfloat16, raises UserError on a GPU that only emulates it, and warns on such a CPU.
+    No clock decides here: on a busy machine, ranks would disagree. Warns of bfloat16 that is only emulated.
     """
-    if device.type == "cuda" and name in ("auto", "bfloat16"):
-        if torch.cuda.is_bf16_supported(including_emulation=False):
-            return torch.bfloat16
-        if name == "bfloat16":
-            raise UserError(f"{torch.cuda.get_device_name(device)} only emulates bfloat16: give --dtype=float16")
-        return torch.float16
+    if device.type == "cuda":
+        has, other = torch.cuda.is_bf16_supported(including_emulation=False), "float16"
+    else:
+        has, other = device.type == "cpu" and cpu_multiplies_bfloat16(), "float32"
     if name == "auto":
-        return torch.bfloat16 if device.type == "cpu" and cpu_multiplies_bfloat16() else torch.float32
-    if name == "bfloat16" and device.type == "cpu" and not cpu_multiplies_bfloat16():
-        said = "this CPU only emulates bfloat16, and float32 is many times as fast: give --dtype=float32"
+        return torch.bfloat16 if has else DTYPES[other]
+    if name == "bfloat16" and not has and device.type != "mps":
+        said = f"this {device.type} device only emulates bfloat16: give --dtype={other}, which is many times as fast"
         warnings.warn(said, stacklevel=1)  # from one line, so that Python seldom repeats it
     return DTYPES[name]
 
@@ -121,20 +117,7 @@ def cuda_graphs(device: torch.device) -> bool:
     """Whether all graphs that torch.compile has made are replayed as CUDA graphs. PyTorch leaves out some."""
     if device.type != "cuda" or not graphs_compiled():
         return False
-    return _asks_for_graphs() and not sys.modules["torch._dynamo"].utils.counters["inductor"]["cudagraph_skips"]
-
-
-def _asks_for_graphs():
     from torch._inductor import config  # takes a second to import
 
-    return config.triton.cudagraphs
-
-
-def require_no_accumulation(device: torch.device, compiled: bool, micro_steps: int) -> None:
-    """Raise UserError if CUDA graphs would be replayed for several micro-steps of a step (pytorch#96693)."""
-    if device.type == "cuda" and compiled and micro_steps > 1 and _asks_for_graphs():
-        raise UserError(
-            f"TORCHINDUCTOR_CUDAGRAPHS=1 with {micro_steps} micro-steps in each process is refused, because replayed"
-            " CUDA graphs overwrite the gradients of the micro-step before: lower gradient_accumulation_steps to the"
-            " number of processes and raise batch_size, or unset the variable"
-        )
+    skipped = sys.modules["torch._dynamo"].utils.counters["inductor"]["cudagraph_skips"]
+    return config.triton.cudagraphs and not skipped
