@@ -59,12 +59,12 @@ $(OTHERS)/.installed: $(VENV)/.installed
 	$(PIP) --no-deps --upgrade --target $(OTHERS)/llama_cpp xllamacpp==2026.10.11549
 	touch $@
 
-# The tests of make test, with annotations checked, and those marked slow: kills, full disks, fuzzing, mutants, the
-# commands of the docs. FAULTS_SEED=7 draws other random numbers
+# The tests of make test, and those marked slow: kills, full disks, fuzzing, mutants, the commands of the docs.
+# FAULTS_SEED=7 draws other random numbers
 test-slow: export TRANSFORMERS_4 := $(OTHERS)/transformers_4
 test-slow: export LLAMA_CPP := $(OTHERS)/llama_cpp
 test-slow: setup other-programs
-	CHECK_TYPES=1 $(PYTEST) --timeout=300 -m '' --ignore=tests/lowering
+	$(PYTEST) --timeout=300 -m '' --ignore=tests/lowering
 
 # What computes, as on a CPU with only AVX2, which adds up in another order and has no instructions for bfloat16. On such
 # a CPU, make test covers this

@@ -16,7 +16,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # from nohup; a run that 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # or scripts would say, at times, that the machine is busy
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads slow down models this small, most of all on a busy machine
 
-from tests.launch import ROOT, SCRIPTS, as_it_was
+from tests.launch import ROOT, as_it_was
 
 # Not the user's cache: a graph compiled there for other CPU instructions would end the tests
 KEPT_GRAPHS = f"inductor_{os.environ.get('ATEN_CPU_CAPABILITY', 'all')}"
@@ -27,16 +27,6 @@ os.environ.setdefault("MPLCONFIGDIR", str(ROOT / ".pytest_cache" / "matplotlib")
 
 # before the first product, when cuBLAS reads it: a test that makes PyTorch deterministic would be refused after others
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-
-# make test-all checks annotations when tests call functions in this process. Exceptions: what torch.compile traces
-# (model.py too), which stays as users run it, and `profiler`, which is given made-up profiles
-UNCHECKED = ("functions", "engines", "generate", "loss", "profiler")
-if os.environ.get("CHECK_TYPES"):
-    from typeguard import install_import_hook
-
-    files = [file.relative_to(ROOT).with_suffix("") for file in ROOT.glob("fusedgpt/**/*.py")]
-    checked = [".".join(file.parts) for file in files if file.stem not in UNCHECKED]
-    install_import_hook([*checked, "configurator", *SCRIPTS])
 
 import numpy as np
 import pytest

@@ -79,7 +79,6 @@ def _run(folder, mutant):
         os.dup2(os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     sys.path[:] = [path for path in sys.path if pathlib.Path(path).resolve() not in (ROOT, ROOT / "tests")]
     sys.dont_write_bytecode = True  # the bytecode is shared, and not that of a mistake
-    os.environ.pop("CHECK_TYPES", None)  # to check annotations takes longer than the tests
     sys.exit(int(pytest.main([*OPTIONS, f"--basetemp={folder / 'tmp'}", *mutant.tests])))
 
 
