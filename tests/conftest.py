@@ -58,14 +58,6 @@ GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 ON_GPU_TOO = [("cpu", "float32"), *(pytest.param(*GPU.values, d, marks=GPU.marks) for d in ("bfloat16", "float16"))]
 
 
-def pytest_runtest_logreport(report):
-    # at once: a session that hangs, or whose time is up on a lent GPU, says nothing at its end
-    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
-        crash = getattr(report.longrepr, "reprcrash", None)  # none if a worker died
-        why = crash.message.partition("\n")[0] if crash else str(report.longrepr)[-200:]
-        print(f"\n{report.outcome}: {report.nodeid} ({report.when}): {why}", flush=True)
-
-
 def pytest_collection_modifyitems(items):
     if not torch.cuda.is_available():
         skip = pytest.mark.skip(reason="needs a GPU")
@@ -96,9 +88,6 @@ def uncompiled_flex(request, monkeypatch):
         monkeypatch.setattr(functions, "_compiled_flex", lambda dynamic: flex_attention.flex_attention)
 
 
-THREADS = torch.get_num_threads()
-
-
 @pytest.fixture(autouse=True)
 def _as_it_was(monkeypatch):
     """No test leaves a setting of PyTorch or a signal handler behind for the next."""
@@ -107,9 +96,6 @@ def _as_it_was(monkeypatch):
     monkeypatch.setattr(memory, "keep_freed_memory", lambda keep: None)  # it cannot be undone in this process
     with as_it_was():
         yield
-    monkeypatch.undo()
-    # a test that started 99 threads left them to all others, whose forks then waited for them
-    assert torch.get_num_threads() == THREADS
 
 
 @pytest.fixture(scope="session")
@@ -220,11 +206,6 @@ def assert_same_bytes(a, b):
     assert a.keys() == b.keys()
     for name in a:
         assert torch.equal(a[name], b[name]), name
-
-
-def optimizer_state(out_dir):
-    """AdamW's state in a run's checkpoint, by the number of the parameter."""
-    return checkpoint_of(out_dir)["optimizer"]["state"]
 
 
 def as_nanogpt_wrote(saved):

@@ -18,7 +18,6 @@ from tests.conftest import (
     assert_same_bytes,
     checkpoint_of,
     flags,
-    optimizer_state,
     record,
     rows,
     run,
@@ -70,7 +69,7 @@ def test_one_step_is_adamw_on_the_clipped_mean_gradient(tmp_path, data):
     got, params = weights(tmp_path), dict(net.named_parameters())
     shares = {name: 0.1 * params[name].grad * min(1.0, 0.1 / (norm + 1e-6)) for name in params}  # 0.1 is 1 - beta1
     # AdamW's running means too, because its steps do not depend on the scale of gradients
-    means = [state["exp_avg"].double() for state in optimizer_state(tmp_path).values()]
+    means = [state["exp_avg"].double() for state in checkpoint_of(tmp_path)["optimizer"]["state"].values()]
     for mean, share in zip(means, sorted(shares.values(), key=lambda p: p.dim() < 2)):
         torch.testing.assert_close(mean, share, rtol=1e-3, atol=1e-4 * share.abs().max().item())
     for name, p in params.items():
@@ -182,7 +181,7 @@ def assert_close_runs(a, b):
     """The same losses, gradient norms, and means of gradients in AdamW, to rounding."""
     for key in ("loss", "grad_norm"):
         assert [row[key] for row in rows(a)] == pytest.approx([row[key] for row in rows(b)], rel=1e-4), key
-    states = optimizer_state(a), optimizer_state(b)
+    states = [checkpoint_of(out)["optimizer"]["state"] for out in (a, b)]
     for n in states[0]:
         x, y = (state[n]["exp_avg"] for state in states)
         torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-4 * y.abs().max().item() + 1e-12)
