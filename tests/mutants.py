@@ -20,20 +20,17 @@ import re
 import shutil
 import sys
 import tempfile
-import time
 import tomllib
-from collections.abc import Iterable, Iterator
-from multiprocessing.connection import wait
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in tests/conftest.py, which is imported after PyTorch here
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COPIED = ("fusedgpt", "tests", "config", "data", "eval", "pyproject.toml", *(file.name for file in ROOT.glob("*.py")))
-PROCESSES = 2
+PROCESSES, FORK = 2, multiprocessing.get_context("fork")
 LIMIT_S = 120.0  # tests that take longer hang
 # slow to import: forked processes inherit them
 PRELOADED = ("torch._dynamo", "torch.distributed.fsdp", "torch.profiler", "tyro", "pytest", "hypothesis")
 PRELOADED += ("transformers.models.gpt2.modeling_gpt2", "scipy.stats", "matplotlib.figure")
-PASSED, FAILED, HUNG = 0, 1, None  # exit codes of pytest; any other: a test could not be run
+PASSED, FAILED = 0, 1  # exit codes of pytest; any other: a test could not be run
 OPTIONS = ["-x", "-q", "--tb=line", "-rfE", "--disable-warnings", "-p", "no:cacheprovider", "-p", "no:xdist"]
 # twice as fast: no collection of all garbage at the end, and no rewriting of asserts
 OPTIONS += ["-p", "no:unraisableexception", "-p", "no:threadexception", "--assert=plain"]
@@ -82,31 +79,21 @@ def _run(folder, mutant):
     sys.exit(int(pytest.main([*OPTIONS, f"--basetemp={folder / 'tmp'}", *mutant.tests])))
 
 
-def outcomes(mutants: Iterable[Mutant], root: pathlib.Path) -> Iterator[tuple[Mutant, int | None, str, float]]:
-    """(mutant, pytest's exit code, its output, seconds) of each as its tests end; the code is None if they hung.
+def outcome(mutant: Mutant) -> tuple[int | None, str]:
+    """pytest's exit code with a mutant planted in a copy of the project, and its output; the code is None if it hung.
 
-    Each is planted in a copy of the project below `root`. PROCESSES run at a time, forked from this one.
+    The tests run in a process that is forked from this one.
     """
-    fork, waiting, running = multiprocessing.get_context("fork"), list(enumerate(mutants)), {}
-    while waiting or running:
-        while waiting and len(running) < PROCESSES:
-            number, each = waiting.pop(0)
-            folder = root / str(number)
-            _copy(each, folder)
-            process = fork.Process(target=_run, args=(folder, each))
-            process.start()
-            running[process.sentinel] = process, folder, each, time.monotonic()
-        wait(running, timeout=1)
-        for sentinel, (process, folder, each, began) in list(running.items()):
-            seconds = time.monotonic() - began
-            if process.exitcode is None and seconds < LIMIT_S * len(each.tests):
-                continue
-            code = process.exitcode
-            process.kill()
-            process.join()
-            del running[sentinel]
-            yield each, code, (folder / "output.txt").read_text(), seconds
-            shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as root:
+        folder = pathlib.Path(root, "copy")
+        _copy(mutant, folder)
+        process = FORK.Process(target=_run, args=(folder, mutant))
+        process.start()
+        process.join(LIMIT_S * len(mutant.tests))
+        code = process.exitcode
+        process.kill()
+        process.join()
+        return code, (folder / "output.txt").read_text()
 
 
 def _copy(mutant, folder):
@@ -131,11 +118,25 @@ def _link(file, name):
         shutil.copy2(file, name)
 
 
-def main(words: list[str]) -> int:
-    """Plant the mutants with one of `words` in them, or all; print who noticed each. Returns the number of the living.
+def plant(mutants: list[Mutant]) -> None:
+    """Plant one after another, and print who noticed it; then the process ends with the number of those that live."""
+    lived = 0
+    for each in mutants:
+        code, output = outcome(each)
+        seen_by = "a test that hangs"
+        if code == PASSED:
+            lived += 1
+            seen_by = "nobody: IT LIVES"
+        elif code == FAILED:
+            seen_by = re.search(r"^(?:FAILED|ERROR) (?:tests/)?(.+?)(?: - |$)", output, re.MULTILINE)[1]
+        elif code is not None:
+            sys.exit(f"error: the tests of the mutant {each.what!r} cannot tell (exit status {code}):\n{output}")
+        print(f"| {each.what} | {each.file} | {seen_by} |", flush=True)
+    sys.exit(lived)
 
-    Exits with a sentence if a mutant or its tests cannot be run, or if the tests fail without a mutant.
-    """
+
+def main(words: list[str]) -> None:
+    """Plant the mutants with one of `words` in them, or all. Exits with status 1 if one lives or cannot be run."""
     for name in PRELOADED:
         importlib.import_module(name)
     gc.freeze()  # or each process would look for garbage in all of that
@@ -145,25 +146,19 @@ def main(words: list[str]) -> int:
     if words:
         chosen = [each for each in chosen if any(word in f"{each.what} {each.file} {each.tests}" for word in words)]
     every_test = tuple(dict.fromkeys(test for each in chosen for test in each.tests))
-    no_change = Mutant("no change", "pyproject.toml", "[project]", "[project]", every_test)
-    began, lived = time.monotonic(), 0
-    print("| mutant | file | seen by | seconds |", "|---|---|---|---|", sep="\n", flush=True)
-    with tempfile.TemporaryDirectory() as root:
-        for each, code, output, seconds in outcomes([no_change, *chosen], pathlib.Path(root)):
-            if code not in (PASSED, FAILED, HUNG) or (each is no_change and code != PASSED):
-                sys.exit(f"error: the tests of the mutant {each.what!r} cannot tell (exit status {code}):\n{output}")
-            if each is no_change:
-                continue
-            seen_by = "a test that hangs"
-            if code == PASSED:
-                lived += 1
-                seen_by = "nobody: IT LIVES"
-            elif code == FAILED:
-                seen_by = re.search(r"^(?:FAILED|ERROR) (?:tests/)?(.+?)(?: - |$)", output, re.MULTILINE)[1]
-            print(f"| {each.what} | {each.file} | {seen_by} | {seconds:.0f} |", flush=True)
-    print(f"\n{len(chosen) - lived} of {len(chosen)} mutants are dead, after {time.monotonic() - began:.0f} s")
-    return lived
+    code, output = outcome(Mutant("no change", "pyproject.toml", "[project]", "[project]", every_test))
+    if code != PASSED:
+        sys.exit(f"error: without a mutant the tests end with exit status {code}:\n{output}")
+    print("| mutant | file | seen by |", "|---|---|---|", sep="\n", flush=True)
+    halves = [FORK.Process(target=plant, args=(chosen[n::PROCESSES],)) for n in range(PROCESSES)]
+    for half in halves:
+        half.start()
+    for half in halves:
+        half.join()
+    if any(half.exitcode for half in halves):
+        sys.exit("error: a mutant lives, or cannot be run")
+    print(f"\nall {len(chosen)} mutants are dead")
 
 
 if __name__ == "__main__":
-    sys.exit(min(1, main(sys.argv[1:])))
+    main(sys.argv[1:])
