@@ -3,11 +3,9 @@
 import importlib.metadata
 import json
 import os
-import re
+import shutil
 import subprocess
 import sys
-import tarfile
-import zipfile
 
 import pytest
 
@@ -24,20 +22,14 @@ import json, sys
 from fusedgpt import __main__
 for words in json.loads(sys.argv[1]):
     sys.argv = ["fusedgpt", *words]
-    try:
-        __main__.main()
-    except SystemExit as ended:
-        if ended.code:
-            print(f"failed {words[0]}:", ended.code)
+    __main__.main()
 """
 
 
 def build(source, out, kind):
     """The path of the wheel or sdist that setuptools builds of the folder `source`."""
     out.mkdir()
-    command = [sys.executable, "-c", BUILD.format(kind), out]
-    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    subprocess.run([sys.executable, "-c", BUILD.format(kind), out], cwd=source, check=True, capture_output=True)
     (path,) = out.iterdir()
     return path
 
@@ -54,11 +46,9 @@ def source(tmp_path_factory):
 def installed(source, tmp_path_factory):
     """A folder that holds what a wheel holds that is made of the sdist, as of the one that PyPI serves."""
     folder = tmp_path_factory.mktemp("installed")
-    with tarfile.open(build(source, folder / "sdist", "sdist")) as archive:
-        archive.extractall(folder / "unpacked", filter="data")
+    shutil.unpack_archive(build(source, folder / "sdist", "sdist"), folder / "unpacked", filter="data")
     (unpacked,) = (folder / "unpacked").iterdir()
-    with zipfile.ZipFile(build(unpacked, folder / "wheel", "wheel")) as wheel:
-        wheel.extractall(folder / "site")
+    shutil.unpack_archive(build(unpacked, folder / "wheel", "wheel"), folder / "site", "zip")
     return folder / "site"
 
 
@@ -83,25 +73,17 @@ def test_from_text_to_an_export_in_any_folder(installed, tmp_path):
     before = files_in(installed)
     (tmp_path / "book.txt").write_text("To be, or not to be, that is the question. " * 400, encoding="utf-8")
     steps = [
-        ["train", "--dataset=text"],
         ["prepare", "text", "book.txt", "--tokenizer=byte"],
         ["train", "config/train_text_cpu.py", *SMALL, "--minutes=None", "--out_dir=out"],
         ["sample", "--out_dir=out", "--num_samples=1", "--max_new_tokens=5", "--device=cpu"],
         ["plot", "out"],
         ["export", "out", "hf"],
-        ["export", "no_such_run", "hf"],
-        ["bench", "gpu"],
     ]
     # the wheel alone: no clone, and no bytecode in it
     environment = os.environ | {"PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": "1"}
     environment.pop("FUSEDGPT_COMMIT", None)  # containers set it, and records name that commit
     command = [sys.executable, "-c", DRIVER, json.dumps(steps)]
-    streams = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    said = subprocess.run(command, cwd=tmp_path, env=environment, **streams, check=False).stdout
-    refused = dict(re.findall(r"^failed (\w+): (.*)", said, re.M))
-    assert list(refused) == ["train", "export", "bench"], said
-    assert "run fusedgpt prepare text" in refused["train"] and "run it in a clone" in refused["bench"]
-    assert "python " not in refused["export"]  # it would not find that script
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
     for made in ("data/text/train.bin", "out/ckpt.pt", "out/report.html", "out/loss.png", "hf/model.safetensors"):
         assert (tmp_path / made).is_file(), made
     record = json.loads((tmp_path / "out" / "run.json").read_text(encoding="utf-8"))
