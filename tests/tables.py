@@ -15,17 +15,16 @@ from fusedgpt.machine.files import read_jsonl
 RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
 
 
-def contenders(folder: str, *names: str, others: dict[str, dict[str, str]] | None = None, **of) -> None:
-    """Milliseconds, and how many times as fast as the baseline, with the interval: all contenders, or those of `names`.
+def contenders(folder: str, others: dict[str, dict[str, str]] | None = None) -> None:
+    """Milliseconds, and how many times as fast as the baseline, with the interval.
 
-    of: the comparison, if a folder has several. others: more columns, {heading: {contender: cell}}.
+    others: more columns, {heading: {contender: cell}}.
     """
+    more = others or {}
     for result in rows.results(rows.read(RESULTS / folder / "rows.jsonl")[1]):
-        if of.items() <= result.of.items():
-            more = others or {}
-            found = [name for name in result.measured if result.ms(name) and (not names or name in names)]
-            cells = [[f"`{name}`", *_times(result, name), *(c.get(name, "") for c in more.values())] for name in found]
-            print(*report.markdown(["", "ms", f"times as fast as `{result.baseline}`", *more], cells), sep="\n")
+        found = [name for name in result.measured if result.ms(name)]
+        cells = [[f"`{name}`", *_times(result, name), *(c.get(name, "") for c in more.values())] for name in found]
+        print(*report.markdown(["", "ms", f"times as fast as `{result.baseline}`", *more], cells), sep="\n")
 
 
 def _times(result, name):
@@ -45,11 +44,10 @@ def lengths(folder: str, *names: str) -> None:
     print(*report.markdown([*fields, *(f"`{name}`" for name in names)], cells), sep="\n")
 
 
-def both(first: str, second: str, *names: str) -> None:
+def both(first: str, second: str) -> None:
     """How many times as fast contenders are in two folders, and whether they agree, as `bench.py check` says it."""
     results = [rows.results(rows.read(RESULTS / folder / "rows.jsonl")[1]) for folder in (first, second)]
-    found = [line for line in report.compare(*results) if not names or line[0].rpartition(", ")[2] in names]
-    print(*report.markdown(["", first, second, ""], found), sep="\n")
+    print(*report.markdown(["", first, second, ""], report.compare(*results)), sep="\n")
 
 
 def of_study(folder: str) -> None:

@@ -16,8 +16,3 @@ def test_a_page_has_the_tables_that_its_rows_give(page):
     cog, said = Cog(), io.StringIO()
     cog.set_output(stdout=said, stderr=said)
     assert cog.main(["cog", "--check", "--diff", "-P", "-I", str(ROOT), str(page)]) == 0, said.getvalue()
-
-
-def test_no_other_page_has_a_mark():
-    assert sum("[[[cog" in page.read_text() for page in PAGES) > 4
-    assert "[[[cog" not in (ROOT / "results" / "README.md").read_text()
