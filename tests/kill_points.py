@@ -1,6 +1,5 @@
 """A call that is killed before one of its changes to files; all of them, one by one, are its kill points."""
 
-import faulthandler
 import os
 import pathlib
 import signal
@@ -19,10 +18,9 @@ def killed_before(number: int, call: Callable[[], object], folder: pathlib.Path)
     """Run `call` in a fork that ends at once before its change `number` (from 0) to a file or folder in `folder`.
 
     Nothing is cleaned up then, as after SIGKILL. Returns what the change was; None if the call ended well before it.
-    Skips the test if the system has no /proc.
     """
     if not os.path.isdir("/proc/self/fd"):
-        pytest.skip("needs /proc, which tells the folder of a file that is removed by a file descriptor")
+        pytest.skip("needs /proc")
     read, write = os.pipe()
     child = os.fork()
     if not child:
@@ -55,7 +53,6 @@ def _in_child(number, call, folder, write):
             changes += path.startswith(folder)
 
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    faulthandler.register(signal.SIGALRM, file=write, chain=True)
     signal.alarm(60)  # a lock that another thread held at the fork stays locked: an end, and no test that never ends
     torch.set_num_threads(1)  # OpenMP's others are not in a fork, and it would wait for them for ever
     try:

@@ -230,8 +230,7 @@ class Pool:
             while waiting and not failed:
                 ready = connection.wait(waiting, limit - time.monotonic())
                 if not ready:
-                    ranks = [pipes.index(pipe) for pipe in waiting]
-                    raise TimeoutError(f"ranks {ranks} did not end in {TIMEOUT_S} s")
+                    raise TimeoutError(f"{len(waiting)} ranks did not end in {TIMEOUT_S} s")
                 for pipe in ready:
                     results[pipe] = pipe.recv()  # raises EOFError if the process has ended
                     waiting.remove(pipe)
