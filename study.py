@@ -20,11 +20,9 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is not signal.SIG_
 
 import dataclasses
 import itertools
-import math
 import os
 import pathlib
 import shlex
-import time
 
 from configurator import answer_help, separate
 from fusedgpt.errors import UserError, one_sentence
@@ -48,14 +46,12 @@ WORKING_TREE = "working tree"
 
 def main(args: list[str]) -> None:
     """Run the study that the command line asks for, and report it. Raises UserError for bad input."""
-    began = time.monotonic()
     request = command.read(args, __doc__)
     s, folder = request.study, pathlib.Path(request.study.study_dir)
     if s.search:
         request = search.prepared(request)
     files_and_flags = itertools.chain(*separate(args))
     new, roots = plan_of(request, search.without_password(shlex.join(["python", "study.py", *files_and_flags])))
-    deadline = began + 60 * (s.max_minutes or math.inf)
     if s.dry_run:
         return print(outlook(design.continued(new, folder, s.baseline), folder, s.search and s.trials))
     with files.lock(folder, shared=bool(s.storage)) as lock:
@@ -66,10 +62,10 @@ def main(args: list[str]) -> None:
         plan.save(folder)
         own = Runner(plan, folder, roots, lock, tqdm.write)
         if s.search:
-            search.run(request, own, deadline)
+            search.run(request, own)
         else:
             time_steps(plan, roots, folder)
-            train(own, s.jobs, deadline)
+            train(own, s.jobs)
         conclude(folder, s.fail_unless)
 
 
@@ -132,7 +128,7 @@ def time_steps(plan: Design, roots: Roots, folder: pathlib.Path) -> None:
             tqdm.write(f"{name}: {steps:,} iterations of {ms:.4g} ms are {ms * steps / 1e3:.3g} s of steps")
 
 
-def train(own: Runner, at_once: int, deadline: float) -> None:
+def train(own: Runner, at_once: int) -> None:
     """Make the runs that are missing, look by look, until the verdict is decided."""
     plan = own.plan
     for look in plan.looks:
@@ -140,7 +136,7 @@ def train(own: Runner, at_once: int, deadline: float) -> None:
         left = outcomes.left(own.folder, [job for job in order(plan) if job[1] in seeds])
         quiet = not sys.stderr.isatty()
         with tqdm(total=len(left), disable=quiet, leave=False, unit="run", dynamic_ncols=True) as bar:
-            for job in own.run(left, at_once, deadline):
+            for job in own.run(left, at_once):
                 row = outcomes.statuses(own.folder)[job]
                 this = outcomes.outcome(plan, *job, row)
                 tqdm.write(f"{runner.name_of(job)} {this.status}: {this.why or f'{plan.metric} {this.value:.5g}'}")

@@ -48,7 +48,6 @@ class StudySettings:
     # postgresql://user@host/db
     storage: str | None = None
     jobs: int = 1  # runs at once; each gets its share of the CPU's cores
-    max_minutes: float | None = None  # begin no run after this many minutes; the same command goes on
     fail_unless: Literal["better"] | None = None  # end with status 1 unless a variant is better than the baseline
     dry_run: bool = False  # say how many runs there are, and start none
     yes: bool = False  # start more than 200 runs
@@ -215,7 +214,7 @@ def _check(request):
     require_meant(len(request.variants) * len(request.seeds), s)
     if (s.metric == "tokens_to_loss") != (s.target_loss is not None and math.isfinite(s.target_loss)):
         raise UserError(f"metric={s.metric} with target_loss={s.target_loss}: tokens_to_loss alone needs --target_loss")
-    for name in ("jobs", "trials", "tokens", "max_minutes", "matters"):
+    for name in ("jobs", "trials", "tokens", "matters"):
         if getattr(s, name) is not None and not 0 < getattr(s, name) < math.inf:
             raise UserError(f"{name}={getattr(s, name)} must be more than 0, and finite")
     if s.storage and not s.search:

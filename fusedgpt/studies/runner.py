@@ -112,8 +112,8 @@ class Runner:
         self.plan, self.folder, self.roots, self.lock, self.say = plan, folder, roots, lock, say
         self.running, self.signals, self.again = [], [], set()
 
-    def run(self, jobs: list[Job], at_once: int, deadline: float) -> Iterator[Job]:
-        """Run the `jobs`, and yield each that has ended. Begins none after `deadline`, of time.monotonic().
+    def run(self, jobs: list[Job], at_once: int) -> Iterator[Job]:
+        """Run the `jobs`, and yield each that has ended.
 
         A run that is killed is tried once more, after the others. Ends the script after a signal, once the runs have
         saved. Raises UserError if the disk is full, if the code or the data have changed, or if the first run cannot
@@ -123,8 +123,8 @@ class Runner:
         self.lines = Lines(self.folder / "outcomes.jsonl")
         try:
             with self._signals():
-                while self.running or (waiting and time.monotonic() < deadline and not self.signals):
-                    while waiting and self._may_start(at_once) and time.monotonic() < deadline and not self.signals:
+                while self.running or (waiting and not self.signals):
+                    while waiting and self._may_start(at_once) and not self.signals:
                         self._start(waiting.pop())
                     time.sleep(POLL_S)
                     if self.running:

@@ -113,8 +113,8 @@ def prepared(request: Request) -> Request:
     return dataclasses.replace(request, variants={command.name_of(baseline): changes})
 
 
-def run(request: Request, runner: Runner, deadline: float) -> None:
-    """Take trials until there are enough, or until `deadline`, of time.monotonic(). Leaves what `outcomes.read` reads.
+def run(request: Request, runner: Runner) -> None:
+    """Take trials until there are enough. Leaves what `outcomes.read` reads.
 
     Raises UserError if the storage has another study, or fails.
     """
@@ -127,7 +127,7 @@ def run(request: Request, runner: Runner, deadline: float) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # heartbeats are an experiment, says Optuna
         try:
-            Worker(request, runner).work(deadline)
+            Worker(request, runner).work()
         except Exception as error:
             kinds = (exc.SQLAlchemyError, optuna.exceptions.StorageInternalError, ImportError)
             # if the storage is gone, Optuna may end in an error of its own beside it
@@ -176,14 +176,13 @@ class Worker:
     def _in_state(self, name):
         return [each for each in self.study.get_trials(deepcopy=False) if each.state.name == name]
 
-    def work(self, deadline: float) -> None:
-        """Take trials until there are enough, or none may begin."""
+    def work(self) -> None:
+        """Take trials until there are enough."""
         from optuna.study import MaxTrialsCallback
 
         self.plan.save(self.folder)
         if len(self._in_state("COMPLETE")) < self.trials:
-            left = deadline - time.monotonic()
-            self.study.optimize(self._value, timeout=left, callbacks=[self._ended, MaxTrialsCallback(self.trials)])
+            self.study.optimize(self._value, callbacks=[self._ended, MaxTrialsCallback(self.trials)])
         self._copy_outcomes()
 
     def _ended(self, study, trial):
@@ -204,7 +203,7 @@ class Worker:
             raise self.no_value
         changes = self.plan.variants.setdefault(variant, changes)
         jobs = [(variant, seed) for seed in self.plan.seeds]
-        list(self.runner.run(outcomes.left(self.folder, jobs), self.request.study.jobs, math.inf))
+        list(self.runner.run(outcomes.left(self.folder, jobs), self.request.study.jobs))
         ended = outcomes.statuses(self.folder)
         rows = [ended[job] | {"settings": changes} for job in jobs]
         trial.set_user_attr("rows", rows)
