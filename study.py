@@ -66,7 +66,7 @@ def main(args: list[str]) -> None:
         else:
             time_steps(plan, roots, folder)
             train(own, s.jobs)
-        conclude(folder, s.fail_unless)
+        conclude(folder)
 
 
 def plan_of(request: command.Request, line: str) -> tuple[Design, Roots]:
@@ -146,12 +146,8 @@ def train(own: Runner, at_once: int) -> None:
             return tqdm.write(f"decided after {look} of {len(plan.seeds)} seeds: the others are not needed")
 
 
-def conclude(folder: pathlib.Path, fail_unless: str | None = None) -> None:
-    """Write the report of a study, and say its verdict.
-
-    Ends the script with status 1 if `fail_unless` is "better" and no variant is. Raises UserError if no run has ended,
-    or if a file is damaged.
-    """
+def conclude(folder: pathlib.Path) -> None:
+    """Report a study, and say its verdict. Raises UserError if no run has ended, or if a file is damaged."""
     with design.whole(folder):
         results = outcomes.read(folder)
         if not any(o.row for o in results.outcomes):
@@ -160,8 +156,6 @@ def conclude(folder: pathlib.Path, fail_unless: str | None = None) -> None:
         paths = report.write(results, said)
     print(report.markdown(results), "", *results.warnings(), *said, sep="\n")
     print(f"wrote {paths[-1]}, and tables and figures beside it")
-    if fail_unless and not any(c.word == fail_unless and c.planned for c in results.comparisons):
-        sys.exit(f"error: no variant is {fail_unless} than {results.design.baseline}")
 
 
 if __name__ == "__main__":

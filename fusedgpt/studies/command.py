@@ -48,7 +48,6 @@ class StudySettings:
     # postgresql://user@host/db
     storage: str | None = None
     jobs: int = 1  # runs at once; each gets its share of the CPU's cores
-    fail_unless: Literal["better"] | None = None  # end with status 1 unless a variant is better than the baseline
     dry_run: bool = False  # say how many runs there are, and start none
     yes: bool = False  # start more than 200 runs
 
