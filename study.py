@@ -52,8 +52,6 @@ def main(args: list[str]) -> None:
         request = search.prepared(request)
     files_and_flags = itertools.chain(*separate(args))
     new, roots = plan_of(request, search.without_password(shlex.join(["python", "study.py", *files_and_flags])))
-    if s.dry_run:
-        return print(outlook(design.continued(new, folder, s.baseline), folder, s.search and s.trials))
     with files.lock(folder, shared=bool(s.storage)) as lock:
         with design.whole(folder):
             plan = design.continued(new, folder, s.baseline)
@@ -103,15 +101,6 @@ def threads(jobs: int) -> int | None:
     """The CPU threads of each run if `jobs` run at once; None if one runs alone, which may choose."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // jobs) if jobs > 1 else None
-
-
-def outlook(plan: Design, folder: pathlib.Path, trials: int | None) -> str:
-    """How many runs are left. trials: of a search."""
-    kinds, many = f"{len(plan.variants)} variants", len(outcomes.left(folder, order(plan)))
-    if trials:
-        kinds, many = f"{trials} trials", trials * len(plan.seeds)
-    said = f"{kinds} × {len(plan.seeds)} seeds: {many} runs are left"
-    return f"{said}. What one takes, train.py --dry_run=True says"
 
 
 def time_steps(plan: Design, roots: Roots, folder: pathlib.Path) -> None:

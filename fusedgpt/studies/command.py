@@ -20,10 +20,11 @@ RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 SET_BY_THE_STUDY = {
     "out_dir": "each run has a folder of its own in --study_dir",
     "eval_only": "a run of a study trains",
+    "dry_run": "give one run's settings to train.py, which says what it takes",
     "max_seconds": "it would end runs at different iterations of their schedules: give --minutes to each run",
 }
 # settings that take one value for the whole study: they change what a run keeps and says, not what it learns
-SHARED = ("dry_run", "profile", "log_interval", "keep_checkpoints", "always_save_checkpoint", "sample_interval")
+SHARED = ("profile", "log_interval", "keep_checkpoints", "always_save_checkpoint", "sample_interval")
 SHARED += ("sample_prompts", "tensorboard_log", "wandb_log", "wandb_project", "wandb_run_name", "backend", "timeout")
 SHARED += ("minutes",)
 
@@ -48,8 +49,6 @@ class StudySettings:
     # postgresql://user@host/db
     storage: str | None = None
     jobs: int = 1  # runs at once; each gets its share of the CPU's cores
-    dry_run: bool = False  # say how many runs there are, and start none
-    yes: bool = False  # start more than 200 runs
 
 
 OWN = tuple(field.name for field in dataclasses.fields(StudySettings))
@@ -82,7 +81,7 @@ def read(args: list[str], description: str) -> Request:
     unused = SET_BY_THE_STUDY | {"variants": "a config file names variants"}
     both = dataclasses.asdict(configure(AllSettings(), plain, description, unused))
     study = StudySettings(**{name: both[name] for name in OWN})
-    shared = Settings(**{field.name: both[field.name] for field in dataclasses.fields(Settings)} | {"dry_run": False})
+    shared = Settings(**{field.name: both[field.name] for field in dataclasses.fields(Settings)})
     _require_once([name for flag in flags for name in flag.removeprefix("--").partition("=")[0].split(",")])
     seeds = [shared.seed]
     axes = [axis for axis in (_named(file, shared) for file in files) if axis]
@@ -210,7 +209,6 @@ def _require_once(names):
 def _check(request):
     """Raise UserError if a run could not start, or for a study that makes no sense."""
     s = request.study
-    require_meant(len(request.variants) * len(request.seeds), s)
     if (s.metric == "tokens_to_loss") != (s.target_loss is not None and math.isfinite(s.target_loss)):
         raise UserError(f"metric={s.metric} with target_loss={s.target_loss}: tokens_to_loss alone needs --target_loss")
     for name in ("jobs", "trials", "tokens", "matters"):
@@ -261,9 +259,3 @@ def _check_budget(request):
             " are evaluated on the same text, at the same iterations. --eval_iters=0 evaluates all of it, for any"
             " block_size; --metric=bits_per_byte compares tokenizers of the same text"
         )
-
-
-def require_meant(runs: int, s: StudySettings) -> None:
-    """Raise UserError for more runs than anybody wants by accident."""
-    if runs > 200 and not s.yes:
-        raise UserError(f"this study has {runs:,} runs: give fewer values or seeds, or --yes=True if you mean it")

@@ -105,7 +105,6 @@ def prepared(request: Request) -> Request:
         raise UserError("--search chooses the variants: leave out --against and the lists of values, except for --seed")
     if s.jobs > len(request.seeds):
         raise UserError(f"jobs={s.jobs}: a trial of a search runs its {len(request.seeds)} seed(s): start more workers")
-    command.require_meant(s.trials * len(request.seeds), s)
     space = space_of(s.search, request.shared)
     baseline = {name: axis.nearest(getattr(request.shared, name)) for name, axis in space.items()}
     changes = command.completed(request, baseline)

@@ -28,7 +28,6 @@ def test_lists_vary_and_everything_else_is_shared():
     assert list(read("--n_layer=2..4").variants) == ["n_layer=2", "n_layer=3", "n_layer=4"]
     assert (read("--seed=5,7").seeds, read("--seed=5").seeds, read().seeds) == ([5, 7], [5], [1337])
     assert read("--sample_prompts=a, b").variants == {"config": {}}
-    assert len(read("--seed=1..201", "--yes=True").seeds) == 201
     asked = read("--learning_rate,min_lr=1e-3:1e-4,2e-3:2e-4", "--n_head=1,2").variants  # two vary together
     assert len(asked) == 4 and asked["learning_rate=0.002+min_lr=0.0002,n_head=1"]["min_lr"] == 2e-4
 
@@ -87,7 +86,7 @@ def test_variants_evaluate_on_the_same_windows():
         ("--n_layer,n_head=1:2:3", "n_head='2:3' is not allowed"),
         ("--n_head=5,7", "n_embd=768 cannot be split"),
         ("--dropout=0,1", "dropout=1.0 must be from 0 to just under 1"),
-        ("--seed=1..201", "--yes=True"),
+        ("--dry_run=True", "which says what it takes"),
         ("--metric=tokens_to_loss", "needs --target_loss"),
         ("--minutes=1 --search=n_layer=2..4", "--minutes times each variant first"),
         ("--n_layer=2,3 --storage=postgresql://x/y", "--storage shares the trials of a search"),
