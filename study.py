@@ -12,17 +12,12 @@ is fixed before the first run; what is changed after a verdict is exploratory. T
 give the same command again.
 """
 
-import signal
-import sys
-
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a background job ignores Ctrl-C
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until a run has begun, Ctrl-C ends the program at once
-
 import dataclasses
 import itertools
 import os
 import pathlib
 import shlex
+import sys
 
 from configurator import answer_help, separate
 from fusedgpt.errors import UserError, one_sentence
@@ -107,8 +102,6 @@ def time_steps(plan: Design, roots: Roots, folder: pathlib.Path) -> None:
     """Time a step of each variant in turns, once, and say how many iterations fit into --minutes."""
     missing = [name for name in plan.variants if name not in plan.times]
     if missing and (len(plan.variants) > 1 or plan.minutes):
-        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # which ends the processes that take turns
         plan.times |= step_time.measure(plan, missing, roots, folder, tqdm.write)
         plan.save(folder)
     for name in plan.variants:
