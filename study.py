@@ -78,8 +78,6 @@ def plan_of(request: command.Request, line: str) -> tuple[Design, Roots]:
         request = dataclasses.replace(request, shared=own, variants={name: {}, WORKING_TREE: {}})
     shared = dataclasses.asdict(request.shared)
     runs = [shared | changes for changes in request.variants.values()]
-    if s.search and "attention" in (axes := search.space_of(s.search, request.shared)):
-        runs += [shared | {"attention": kernel} for kernel in axes["attention"].choices]
     if s.metric == "bits_per_byte":
         for name in {run["dataset"] for run in runs}:
             Tokenizer(dataset.read_meta(dataset.find_folder(ROOT, name))).byte_lengths()  # raises if it has none

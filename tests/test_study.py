@@ -7,8 +7,7 @@ import shutil
 import pytest
 
 from fusedgpt.runs.metrics import Run, record_of
-from fusedgpt.studies import command, outcomes, search
-from study import plan_of
+from fusedgpt.studies import command, outcomes
 from tests.conftest import TINY, assert_same_bytes, weights
 from tests.fusedgpt.studies import fakes
 from tests.launch import ROOT, copied, fails, process, script
@@ -77,14 +76,6 @@ def test_the_same_command_again_makes_no_run_and_other_settings_are_refused(done
     said = study(folder, data, *RATES, "--weight_decay=0.3", check=False)
     assert "weight_decay was 0.1, and is 0.3 now" in said.stderr
     assert said.returncode == 1
-
-
-def test_kernels_that_a_search_may_choose_must_stay_the_same(tmp_path, data):
-    pytest.importorskip("tyro")
-    kernel = tmp_path / "mine.py"
-    kernel.write_text("a kernel")
-    request = command.read([f"--dataset={data}", f"--search=attention=manual|{kernel}:attend"], "")
-    assert str(kernel) in plan_of(search.prepared(request), "")[0].data
 
 
 def test_a_study_takes_turns_in_planned_looks_and_ends_when_it_is_decided(tmp_path, data):
