@@ -49,12 +49,10 @@ def write(results: Results, sentences: list[str]) -> list[pathlib.Path]:
     below = [method(results), *(f"Note: {each}." for each in results.warnings())]
     verdict = facts(results) | {"comparisons": [dataclasses.asdict(each) for each in results.comparisons]}
     verdict = json_line(verdict | {"sentences": sentences, "warnings": results.warnings()})  # null for NaN
-    head = ["% needs \\usepackage{booktabs}", *(f"% {line}" for line in below)]
     texts = {
         "verdict.json": json.dumps(json.loads(verdict), indent=1) + "\n",
         "table.csv": _csv(rows(results)),
         "table.md": "\n\n".join([markdown(results), *below]) + "\n",
-        "table.tex": "\n".join([*head, _tabulated(cells(results), "latex_booktabs"), ""]),
     }
     content = images(results) | {name: text.encode() for name, text in texts.items()}
     content["study.html"] = _page(results, sentences, content.get("differences.png"))
