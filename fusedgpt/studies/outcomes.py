@@ -112,7 +112,7 @@ class Results:
         seeds = plan.seeds[: self.counted] if self.decided else plan.seeds
         if missing := sum(o.status == "missing" and o.seed in seeds for o in self.outcomes):
             found.append(f"{missing} runs are missing: {self.counted} of {len(plan.seeds)} seeds count")
-        return found + self._unequal_times() + self._unequal_starts()
+        return found + self._unequal_times()
 
     def _unequal_times(self):
         base = self.seconds(self.design.baseline)
@@ -121,18 +121,6 @@ class Results:
             for name in self.design.variants
             if self.design.minutes and abs(self.seconds(name) - base) > UNEQUAL * base
         ]
-
-    def _unequal_starts(self):
-        """Two versions of the code whose first evaluations differ."""
-        first = {o.seed: set() for o in self.outcomes if self.design.kind == "against"}
-        for o in self.outcomes:
-            if o.seed in first:
-                first[o.seed].update(_floats(o.row, "val_loss")[:1])
-        return [
-            f"the two versions differ before their first step (seed {seed}), so their runs are no pairs"
-            for seed, losses in first.items()
-            if len(losses) > 1
-        ][:1]
 
 
 def folder_of(folder: pathlib.Path, variant: str, seed: int) -> pathlib.Path:

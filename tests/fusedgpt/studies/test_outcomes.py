@@ -109,12 +109,6 @@ def test_unequal_time_is_said(tmp_path):
     assert found.warnings() == ["the steps of b took 1.1 s, those of the baseline 1 s, in equal minutes"]
 
 
-def test_versions_that_begin_otherwise_are_no_pairs(tmp_path):
-    losses = {"abc1234": {1: [4.0, 2.0], 2: [4.1, 2.0]}, "working tree": {1: [4.0, 1.9], 2: [4.2, 1.9]}}
-    (said,) = read(tmp_path, losses=losses, kind="against").warnings()
-    assert said.startswith("the two versions differ before their first step (seed 2)")
-
-
 @pytest.mark.parametrize("evals", [[1], {"val_loss": 3}, {}])
 @pytest.mark.parametrize("edit", [{}, {"seeds": 3}, {"metric": "speed"}, {"baseline": "gone"}])
 def test_what_is_damaged_is_named(tmp_path, evals, edit):
