@@ -34,12 +34,14 @@ def measure(
     for all runs. A variant that cannot be timed is missing, unless --minutes needs its time: then it raises UserError.
     """
     reference = next((name for name, each in plan.times.items() if "times" not in each), plan.baseline)
-    found, of_base = {}, []
-    with _optional(plan, say), contextlib.closing(_Training(plan, reference, roots, folder)) as base:
+    found, of_base, optional = {}, [], contextlib.suppress(UserError)
+    if plan.minutes:
+        optional = contextlib.nullcontext()
+    with optional, contextlib.closing(_Training(plan, reference, roots, folder)) as base:
         base.warm_up()
         runner.settle(plan, base.out_dir, folder)
         for name in [name for name in names if name != reference]:
-            with _optional(plan, say), contextlib.closing(_Training(plan, name, roots, folder)) as other:
+            with optional, contextlib.closing(_Training(plan, name, roots, folder)) as other:
                 other.warm_up()
                 laps = _laps({reference: base.turn, name: other.turn})
                 of_base += laps.of(reference)
@@ -52,17 +54,6 @@ def measure(
     # one time of the reference for all, so that a minute in which the machine is slow lengthens the step of none alone
     ms = plan.times.get(reference, {}).get("ms") or statistics.median(of_base)
     return {reference: dict(ms=ms)} | {name: dict(ms=ms * each["times"], **each) for name, each in found.items()}
-
-
-@contextlib.contextmanager
-def _optional(plan, say):
-    """Only say what cannot be timed, unless --minutes needs it."""
-    try:
-        yield
-    except UserError as error:
-        if plan.minutes:
-            raise
-        say(f"not timed: {error}")
 
 
 def _laps(contenders):
