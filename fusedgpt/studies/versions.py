@@ -9,7 +9,6 @@ import hashlib
 import io
 import os
 import pathlib
-import shutil
 import subprocess
 import tarfile
 import tempfile
@@ -36,19 +35,15 @@ def other(root: pathlib.Path, named: str, folder: pathlib.Path) -> tuple[str, pa
     if named and (pathlib.Path(named) / "train.py").is_file():
         there = pathlib.Path(named).resolve()
         return safe(there.name), there, {"named": named, "commit": _said(there, "rev-parse", "HEAD")}
-    try:
-        sha = _git(root, "rev-parse", "--verify", "--end-of-options", f"{named}^{{commit}}").decode().strip()
-        content = _git(root, "archive", sha)
-    except UserError as error:
-        raise UserError(
-            f"against={shown(named)} is no commit of {root}: {error}. It takes the folder of a clone, a branch, a tag"
-            " or a commit, such as HEAD~1"
-        ) from error
+    sha = _said(root, "rev-parse", "--verify", "--end-of-options", f"{named}^{{commit}}")
+    if not sha:
+        takes = "It takes the folder of a clone, a branch, a tag or a commit, such as HEAD~1"
+        raise UserError(f"against={shown(named)} is no commit of {root}, by git. {takes}")
     there = (folder / sha[:7]).resolve()
     if not there.exists():
         folder.mkdir(parents=True, exist_ok=True)
         aside = pathlib.Path(tempfile.mkdtemp(dir=folder))  # a kill leaves no half of a version
-        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        with tarfile.open(fileobj=io.BytesIO(_git(root, "archive", sha))) as archive:
             archive.extractall(aside, filter="data")
         aside.replace(there)
     return sha[:7], there, {"named": named, "commit": sha}
@@ -133,8 +128,6 @@ def _said(root, *command):
 
 def _git(folder, *command, **variables):
     """What a git command in `folder` prints. Raises UserError with git's own words if it fails."""
-    if not shutil.which("git"):
-        raise UserError("--against needs git, but there is no program git here: install it")
     # no hook of the user's runs, and `git status` does not write to the index
     quiet = ("--no-optional-locks", "-c", f"core.hooksPath={os.devnull}")
     how = dict(stdin=subprocess.DEVNULL, capture_output=True, env=os.environ | variables)
