@@ -2,8 +2,9 @@
 
     optuna-dashboard sqlite:///out-study/study.db       looks at it, also while it runs
 
-A trial is a variant, run with all seeds; its value is the mean over them, infinite if a run has none. If a worker ends
-within a trial, its heartbeat stops, and Optuna queues the trial again. Several workers may end with a trial more each.
+A trial is a variant, run with all seeds; its value is the mean over them, infinite if a run has none, or if settings
+do not fit together, as n_head=5 and n_embd=256. If a worker ends within a trial, its heartbeat stops, and Optuna queues
+the trial again. Several workers may end with a trial more each.
 """
 
 import contextlib
@@ -27,7 +28,6 @@ RANGE = re.compile(r"([^|]+?)\.\.([^|]+?)(:log)?")
 OF_ALL = ("seed", "dataset", "init_from")  # each trial has the same
 HEARTBEAT_S, GRACE_S = 15, 180  # seconds between heartbeats, and without one until a trial is queued again
 NAP_S = 1.0  # seconds until a variant that another worker runs is looked at again
-FRUITLESS = 30  # trials in a row without a value until a worker gives up; many do not fit, as n_head=5 and n_embd=256
 FRESH_SEEDS = 5  # for the study that confirms a search
 FIXED = ("kind", "space", "varied", "metric", "target_loss", "seeds")
 
@@ -117,27 +117,22 @@ def run(request: Request, runner: Runner) -> None:
 
     Raises UserError if the storage has another study, or fails.
     """
-    try:
-        import optuna
-        from sqlalchemy import exc
-    except ImportError as error:
-        raise UserError("--search needs Optuna: pip install 'optuna>=4.9'") from error
+    import optuna
+    from sqlalchemy import exc
+
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # heartbeats are an experiment, says Optuna
         try:
             Worker(request, runner).work()
         except Exception as error:
-            kinds = (exc.SQLAlchemyError, optuna.exceptions.StorageInternalError, ImportError)
+            kinds = (exc.SQLAlchemyError, optuna.exceptions.StorageInternalError)
             # if the storage is gone, Optuna may end in an error of its own beside it
             found = next((each for each in (error, error.__context__) if isinstance(each, kinds)), None)
             if not found:
                 raise
             why = without_password(first_line(found.__cause__ or found))
-            raise UserError(
-                f"the storage fails: {why}. Nothing is lost: give the same command again, with a --storage as in"
-                " postgresql://user@host/db, which needs pip install 'psycopg[binary]'"
-            ) from error
+            raise UserError(f"the storage fails: {why}. Nothing is lost: give the same command again") from error
 
 
 class Worker:
@@ -148,7 +143,7 @@ class Worker:
 
         self.request, self.runner, self.plan, self.folder = request, runner, runner.plan, runner.folder
         self.space, self.trials = space_of(request.study.search, request.shared), request.study.trials
-        self.fruitless, self.no_value = 0, optuna.TrialPruned
+        self.pruned = optuna.TrialPruned
         self._open(optuna)
 
     def _open(self, optuna):
@@ -186,46 +181,34 @@ class Worker:
 
     def _ended(self, study, trial):
         if trial.state.name == "COMPLETE":
-            self.fruitless = 0
             best = "; the best so far" * (trial.number == study.best_trial.number)
             value = f"{trial.user_attrs['variant']}: {self.plan.metric} {trial.value:.5g}{best}"
             self.runner.say(f"trial {len(self._in_state('COMPLETE'))} of {self.trials}, {value}")
 
     def _value(self, trial):
-        """Run the variant of a trial with all seeds; the mean of their values. Raises Optuna's TrialPruned if none."""
+        """Run the variant of a trial with all seeds; the mean of their values."""
         values = {name: axis.suggested(trial, name) for name, axis in self.space.items()}
-        variant, changes = command.name_of(values), self._fitting(values)
+        variant = command.name_of(values)
         trial.set_user_attr("variant", variant)
+        trial.set_user_attr("rows", [])
+        try:
+            changes = command.completed(self.request, values)
+            command.require_fit(self.request, changes)
+        except UserError as error:
+            self.runner.say(f"{variant} is not tried: {error}")
+            return math.inf
         others = [each for each in self._in_state("RUNNING") if each.number < trial.number]
         if any(each.user_attrs.get("variant") == variant for each in others):
             time.sleep(NAP_S)
-            raise self.no_value
+            raise self.pruned
         changes = self.plan.variants.setdefault(variant, changes)
         jobs = [(variant, seed) for seed in self.plan.seeds]
         list(self.runner.run(outcomes.left(self.folder, jobs), self.request.study.jobs))
         ended = outcomes.statuses(self.folder)
         rows = [ended[job] | {"settings": changes} for job in jobs]
         trial.set_user_attr("rows", rows)
-        found = [outcomes.outcome(self.plan, variant, row["seed"], row) for row in rows]
-        if failed := [each.why for each in found if each.status == "failed"]:
-            self._without_value(f"{variant} failed: {failed[0]}")
-        losses = [each.value for each in found]
+        losses = [outcomes.outcome(self.plan, variant, row["seed"], row).value for row in rows]
         return math.inf if any(map(math.isnan, losses)) else sum(losses) / len(losses)
-
-    def _fitting(self, values):
-        """The settings of a variant. Raises Optuna's TrialPruned if they do not fit together."""
-        try:
-            changes = command.completed(self.request, values)
-            command.require_fit(self.request, changes)
-        except UserError as error:
-            self._without_value(str(error))
-        return changes
-
-    def _without_value(self, why):
-        self.fruitless += 1
-        if self.fruitless == FRUITLESS:
-            raise UserError(f"{FRUITLESS} trials in a row have no value, the last because {why}")
-        raise self.no_value(why)
 
     def _copy_outcomes(self):
         """Note runs that other workers have in folders of their own, so that the report needs no storage."""
