@@ -38,7 +38,6 @@ class StudySettings:
     # loss is at target_loss, on the line between two evaluations. The time of a step is in every table
     metric: Literal["val_loss", "bits_per_byte", "tokens_to_loss"] = "val_loss"
     target_loss: float | None = None  # validation loss to reach, for metric=tokens_to_loss
-    tokens: int | None = None  # train each run on this many tokens: settles max_iters and lr_decay_iters by its batch
     looks: str = ""  # as in 5,10: make a verdict after so many seeds too, and end the study if it is decided then
     matters: float | None = None  # the smallest difference of interest: the verdict says which are surely smaller
     against: str | None = None  # a git commit, or the folder of a clone: compare its code with the working tree's
@@ -106,22 +105,19 @@ def read(args: list[str], description: str) -> Request:
 
 
 def completed(request: Request, changes: dict[str, Any]) -> dict[str, Any]:
-    """`changes` with what follows from them: iterations for --tokens, and batches of an evaluation.
+    """`changes` with what follows from them, the batches of an evaluation: all variants have the same windows.
 
-    The evaluations of all variants have the same windows. Raises UserError if they do not fill whole batches.
+    Raises UserError if these do not fill whole batches.
     """
-    s, follows = dataclasses.replace(request.shared, **changes), {}
-    if request.study.tokens:
-        steps = math.ceil(request.study.tokens / (s.gradient_accumulation_steps * s.batch_size * s.block_size))
-        follows |= {"max_iters": steps, "lr_decay_iters": steps}
-    if "batch_size" in changes:
+    follows = {}
+    if batch := changes.get("batch_size"):
         windows = request.shared.eval_iters * request.shared.batch_size
-        if windows % s.batch_size:
+        if windows % batch:
             raise UserError(
-                f"batch_size={s.batch_size} does not divide the {windows:,} windows of an evaluation, the same"
+                f"batch_size={batch} does not divide the {windows:,} windows of an evaluation, the same"
                 " for all variants: take another, or evaluate all of both splits, with --eval_iters=0"
             )
-        follows["eval_iters"] = windows // s.batch_size
+        follows["eval_iters"] = windows // batch
     return changes | follows
 
 
@@ -211,7 +207,7 @@ def _check(request):
     s = request.study
     if (s.metric == "tokens_to_loss") != (s.target_loss is not None and math.isfinite(s.target_loss)):
         raise UserError(f"metric={s.metric} with target_loss={s.target_loss}: tokens_to_loss alone needs --target_loss")
-    for name in ("jobs", "trials", "tokens", "matters"):
+    for name in ("jobs", "trials", "matters"):
         if getattr(s, name) is not None and not 0 < getattr(s, name) < math.inf:
             raise UserError(f"{name}={getattr(s, name)} must be more than 0, and finite")
     if s.storage and not s.search:
@@ -221,8 +217,7 @@ def _check(request):
         validate(dataclasses.replace(request.shared, out_dir="run", seed=seed))
     for changes in request.variants.values():
         one = require_fit(request, changes)
-        if not s.tokens:  # which settle the schedule
-            require_learning(one)
+        require_learning(one)
         if one.init_from in ("resume", "auto"):
             raise UserError(f"init_from={one.init_from}: a study starts each run itself and resumes it: leave it out")
 
@@ -239,13 +234,11 @@ def _check_budget(request):
     """Raise UserError if the runs' budget would overwrite what varies, or if what varies changes the yardstick."""
     s, varied = request.study, {name for changes in request.variants.values() for name in changes}
     varied |= {item.partition("=")[0].strip() for item in (s.search or "").split(",")}
-    one, minutes, tokens = request.shared, request.shared.minutes, s.tokens
-    if tokens and minutes:
-        raise UserError("--tokens and --minutes both set the number of iterations: give one of the two")
-    if (tokens or minutes) and (taken := varied & {"max_iters", "lr_decay_iters"}):
-        raise UserError(f"--tokens and --minutes set {', '.join(sorted(taken))} of each run, so it cannot vary")
+    one, minutes = request.shared, request.shared.minutes
+    if minutes and (taken := varied & {"max_iters", "lr_decay_iters"}):
+        raise UserError(f"--minutes sets {', '.join(sorted(taken))} of each run, so it cannot vary")
     if s.search and minutes:
-        raise UserError("--minutes times each variant first, and a search does not know them: give --tokens")
+        raise UserError("--minutes times each variant first, and a search does not know them: leave it out")
     fixed = {"eval_iters", "vocab_size"}
     if s.metric != "bits_per_byte":
         fixed.add("dataset")

@@ -28,7 +28,7 @@ class Design:
     target_loss: float | None
     matters: float | None
     baseline: str
-    varied: list[str]  # names of the settings in `variants`, without those that follow from others
+    varied: list[str]  # names of the settings in `variants`, without eval_iters, which follows from batch_size
     variants: dict[str, dict[str, Any]]
     planned: list[str]  # variants whose comparisons were planned before the first run
     seeds: list[int]
@@ -60,7 +60,6 @@ def of(request: Request, kind: str, command: str, code: dict, data: dict[str, st
     """The design that a command line asks for."""
     s, variants = request.study, request.variants
     names = dict.fromkeys(name for changes in variants.values() for name in changes)
-    follow = ("eval_iters", *("max_iters", "lr_decay_iters") * bool(s.tokens))  # from what varies: see completed
     left_out = {*names, *OF_A_RUN, "minutes"} - {"init_from"}
     baseline = s.baseline or next(iter(variants))
     require_variant(baseline, variants)
@@ -71,7 +70,7 @@ def of(request: Request, kind: str, command: str, code: dict, data: dict[str, st
         target_loss=s.target_loss,
         matters=s.matters,
         baseline=baseline,
-        varied=[name for name in names if name not in follow],
+        varied=[name for name in names if name != "eval_iters"],
         variants=variants,
         planned=[name for name in variants if name != baseline],
         seeds=request.seeds,
