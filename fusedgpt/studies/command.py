@@ -137,8 +137,9 @@ def _varies(arg):
     return "," in name or "," in value or bool(RANGE.fullmatch(value))
 
 
-def require_may_vary(name):
-    if name in SET_BY_THE_STUDY or name in SHARED or name in OWN:
+def require_may_vary(name: str) -> None:
+    """Raise UserError for a setting that no two variants may have differently. Each variant has all seeds."""
+    if name in (*SET_BY_THE_STUDY, *SHARED, *OWN, "seed"):
         raise UserError(f"{name} cannot vary: {SET_BY_THE_STUDY.get(name, 'it is one for the whole study')}")
 
 
@@ -146,10 +147,9 @@ def _axis(flag, shared):
     """{name of a value: the settings that it sets} of a flag such as --learning_rate=1e-3,3e-3 or --a,b=1:2,3:4."""
     head, _, text = flag.removeprefix("--").partition("=")
     names, axis, texts = head.split(","), {}, text.split(",")
-    for name in names:
-        require_may_vary(name)
-    if "seed" in names and len(names) > 1:
-        raise UserError(f"--{head}: each variant is trained with every seed: give --seed=1..5 on its own")
+    if head != "seed":
+        for name in names:
+            require_may_vary(name)
     if found := RANGE.fullmatch(text):
         texts = list(map(str, range(int(found[1]), int(found[2]) + 1)))
     for each in texts:
@@ -171,19 +171,13 @@ def value_of(name: str, text: str, shared: Settings) -> Any:
 
 
 def _named(file, shared):
-    """The variants that a config file names: {name: settings}, checked as a config file's settings are."""
-    variants = runpy.run_path(file, init_globals=dataclasses.asdict(shared)).get("variants")
-    if variants is None:
-        return {}
-    if not (isinstance(variants, dict) and all(isinstance(each, dict) for each in variants.values()) and variants):
-        raise UserError(f'{file}: variants must be a dict of dicts, as in {{"small": dict(n_layer=2)}}')
-    for setting, value in [pair for changes in variants.values() for pair in changes.items()]:
-        require_may_vary(setting)
-        if setting == "seed" or value_of(setting, str(value), shared) != value:
-            raise UserError(f"{file}: {setting}={shown(value)} cannot vary, or is not of the right type")
-    if unsafe := [name for name in variants if safe(str(name)) != name]:
-        raise UserError(f"{file}: {shown(unsafe[0])} cannot name a folder: take letters, digits, spaces and ,.=+-_")
-    return variants
+    """The variants that a config file names: {name: settings}, each value read as a flag's is."""
+    found = {}
+    for name, changes in runpy.run_path(file, init_globals=dataclasses.asdict(shared)).get("variants", {}).items():
+        for setting in changes:
+            require_may_vary(setting)
+        found[safe(name)] = {setting: value_of(setting, str(value), shared) for setting, value in changes.items()}
+    return found
 
 
 def name_of(changes: dict[str, Any]) -> str:
@@ -213,8 +207,6 @@ def _check(request):
     if s.storage and not s.search:
         raise UserError("--storage shares the trials of a search among workers: give --search, or leave it out")
     looks_of(s.looks, len(request.seeds))
-    for seed in request.seeds:
-        validate(dataclasses.replace(request.shared, out_dir="run", seed=seed))
     for changes in request.variants.values():
         one = require_fit(request, changes)
         require_learning(one)

@@ -25,7 +25,7 @@ from fusedgpt.studies.outcomes import Results
 from fusedgpt.studies.runner import Runner
 
 RANGE = re.compile(r"([^|]+?)\.\.([^|]+?)(:log)?")
-OF_ALL = ("seed", "dataset", "init_from")  # each trial has the same
+OF_ALL = ("dataset", "init_from")  # each trial has the same
 HEARTBEAT_S, GRACE_S = 15, 180  # seconds between heartbeats, and without one until a trial is queued again
 NAP_S = 1.0  # seconds until a variant that another worker runs is looked at again
 FRESH_SEEDS = 5  # for the study that confirms a search
@@ -103,8 +103,6 @@ def prepared(request: Request) -> Request:
     s = request.study
     if s.against or list(request.variants) != ["config"]:
         raise UserError("--search chooses the variants: leave out --against and the lists of values, except for --seed")
-    if s.jobs > len(request.seeds):
-        raise UserError(f"jobs={s.jobs}: a trial of a search runs its {len(request.seeds)} seed(s): start more workers")
     space = space_of(s.search, request.shared)
     baseline = {name: axis.nearest(getattr(request.shared, name)) for name, axis in space.items()}
     changes = command.completed(request, baseline)

@@ -40,23 +40,10 @@ def test_a_config_file_names_variants(tmp_path):
     assert asked.variants == {"small": {"n_layer": 2, "n_embd": 96}, "deep": {"n_layer": 12, "n_embd": 64}}
     assert asked.shared.n_head == 2
     assert list(read(str(file), "--dropout=0,0.1").variants)[:2] == ["small,dropout=0.0", "small,dropout=0.1"]
-
-
-@pytest.mark.parametrize(
-    ("variants", "said"),
-    [
-        ('{"a/b": {"n_layer": 1}}', "'a/b' cannot name a folder"),
-        ("{}", "variants must be a dict of dicts"),
-        ('{"a": 1}', "variants must be a dict of dicts"),
-        ('{"a": {"n_layer": "two"}}', "n_layer='two' is not allowed"),
-        ('{"a": {"seed": 1}}', "seed=1 cannot vary"),
-    ],
-)
-def test_variants_of_a_file_are_checked(tmp_path, variants, said):
-    file = tmp_path / "study.py"
-    file.write_text(f"variants = {variants}\n")
-    with pytest.raises(UserError, match=said):
-        read(str(file))
+    for setting, said in [("n_layer='two'", "n_layer='two' is not allowed"), ("seed=1", "seed cannot vary")]:
+        file.write_text(f"variants = dict(a=dict({setting}))")
+        with pytest.raises(UserError, match=said):
+            read(str(file))
 
 
 def test_variants_evaluate_on_the_same_windows():
@@ -87,11 +74,10 @@ def test_variants_evaluate_on_the_same_windows():
         ("--looks=2,9 --seed=1..5", "looks='2,9' must be numbers of seeds from 2 to 5"),
         ("--looks=soon --seed=1..5", "looks='soon' must be"),
         ("--matters=0", "matters=0.0 must be more than 0"),
-        ("--seed=-1,2", "seed=-1 must be 0 or more"),
         # these used to train with other settings than a variant's name said, or to drop one of two flags
         ("--minutes=1 --lr_decay_iters=10,20", "sets lr_decay_iters of each run"),
         ("--minutes,n_layer=1:2,2:3", "minutes cannot vary"),
-        ("--seed,learning_rate=1:1e-3,2:1e-3", "give --seed=1..5 on its own"),
+        ("--seed,learning_rate=1:1e-3,2:1e-3", "seed cannot vary"),
         ("--learning_rate=4e-3,8e-3 --learning_rate=1e-3", "learning_rate is given twice"),
         ("--n_layer=1,2 --n_layer,n_head=1:1,2:2", "n_layer is given twice"),
         # another yardstick for each variant

@@ -46,11 +46,10 @@ def test_a_space_has_ranges_and_choices():
         ("compile=False..True", "must be numbers that go up, above 0 with :log, or choices"),
         ("learning_rate", "'learning_rate': write each setting once"),
         ("n_layer=1..2,n_layer=2..3", "write each setting once"),
-        ("seed=1..3", "one for all trials"),
+        ("dataset=a|b", "one for all trials"),
         ("n_head=5..7", "n_embd=768 cannot be split"),
         ("n_layer=2..4 --learning_rate=1e-3,2e-3", "--search chooses the variants"),
         ("n_layer=2..4 --against=HEAD", "--search chooses the variants"),
-        ("n_layer=2..4 --jobs=2", "jobs=2: a trial of a search runs its 1 seed"),
     ],
 )
 def test_bad_input_is_refused(text, said):
