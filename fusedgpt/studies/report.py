@@ -1,7 +1,6 @@
 """The report of a study, from study.json and outcomes.jsonl alone: verdict, table, figure and a page."""
 
 import base64
-import collections
 import csv
 import dataclasses
 import html
@@ -140,17 +139,6 @@ def probability(p: float) -> str:
     return f"= {p:.3g}" if p >= 1e-4 else "< 0.0001"
 
 
-def headline(results: Results) -> str:
-    """What the study found, in a few words."""
-    plan, planned = results.design, [c for c in results.comparisons if c.planned]
-    if plan.kind == "search":
-        return f"A search of {len(plan.variants)} variants"
-    if better := sorted((c for c in planned if c.word == "better"), key=lambda c: c.mean):
-        return f"{better[0].variant} is better than {plan.baseline} by {number(-better[0].mean)} ({what(plan)})"
-    found = collections.Counter(c.word for c in planned)
-    return f"Beside {plan.baseline}: {', '.join(f'{n} {word}' for word, n in found.items()) or 'no verdict'}"
-
-
 def facts(results: Results) -> dict[str, Any]:
     """How the study was made: {what: value}, for verdict.json and the page."""
     ran = {}
@@ -231,9 +219,9 @@ def differences(results: Results) -> Any:
     from matplotlib.figure import Figure
 
     plan, found = results.design, [c for c in results.comparisons if c.n]
-    subject = f"difference in {what(plan)} to {plan.baseline}, over pairs of equal seeds; 95 % intervals"
     figure = Figure(figsize=(WIDTH, 0.5 + 0.24 * len(found)), layout="constrained")
-    style.title(figure, headline(results), [subject, *(f"Note: {each}" for each in results.warnings()[:3])])
+    notes = ["over pairs of equal seeds; 95 % intervals", *(f"Note: {each}" for each in results.warnings()[:3])]
+    style.title(figure, f"Difference in {what(plan)} to {plan.baseline}", notes)
     axes = figure.subplots()
     for row, each in enumerate(found):
         color, mark = WORDS.get(each.word, NO_WORD) if each.planned else NO_WORD
@@ -254,10 +242,9 @@ def differences(results: Results) -> Any:
 
 def _page(results, sentences, figure):
     """study.html: one file that loads nothing."""
-    parts = [f"<p class='lead'>{html.escape(headline(results))}.</p>"]
+    parts = [_list(sentences), f"<div class='scroll'>{_tabulated(cells(results), 'html')}</div>"]
     if warnings := results.warnings():
-        parts.append(f"<section class='card warning'><b>Before you believe it</b>{_list(warnings)}</section>")
-    parts += [_list(sentences), f"<div class='scroll'>{_tabulated(cells(results), 'html')}</div>"]
+        parts.insert(0, f"<section class='card warning'><b>Before you believe it</b>{_list(warnings)}</section>")
     parts.append(f"<p class='muted'>{html.escape(method(results))}</p>")
     if figure:
         data = base64.b64encode(figure).decode()

@@ -35,8 +35,6 @@ def test_a_sentence_has_difference_interval_p_and_time(tmp_path):
         f"other is better than base: val_loss {report.number(c.mean)} (95 % interval {low} to {high}, 4 seeds, p "
     )
     assert "; a step takes 1.08 times (1.07 to 1.09) as long; to find half of this difference takes " in said
-    assert report.headline(results) == f"other is better than base by {report.number(-c.mean)} (validation loss)"
-    assert report.headline(one(tmp_path / "two", -0.05, -0.3)).startswith("more is better than base by 0.299")
 
 
 def test_no_difference_says_what_the_seeds_find(tmp_path):
@@ -46,7 +44,6 @@ def test_no_difference_says_what_the_seeds_find(tmp_path):
     low, high = results.comparisons[0].found
     assert f"; 4 seeds find {report.number(low)} to {report.number(high)} in 80 % of studies" in said
     assert "; surely less than --matters=0.1; " in said
-    assert report.headline(results) == "Beside base: 1 no difference found"
 
 
 @pytest.mark.parametrize(
