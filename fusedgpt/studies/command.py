@@ -34,10 +34,9 @@ class StudySettings:
     # folder of the study; the same command continues the study in it, and more seeds or variants are added to it
     study_dir: str = "out-study"
     baseline: str | None = None  # variant that the others are compared with, as the table names it; None: the first
-    # what is compared, lower is better: the validation loss at the end, also in bits per byte, or the tokens until the
-    # loss is at target_loss, on the line between two evaluations. The time of a step is in every table
-    metric: Literal["val_loss", "bits_per_byte", "tokens_to_loss"] = "val_loss"
-    target_loss: float | None = None  # validation loss to reach, for metric=tokens_to_loss
+    # what is compared, lower is better: the validation loss at the end, also in bits per byte. The time of a step is in
+    # every table
+    metric: Literal["val_loss", "bits_per_byte"] = "val_loss"
     looks: str = ""  # as in 5,10: make a verdict after so many seeds too, and end the study if it is decided then
     matters: float | None = None  # the smallest difference of interest: the verdict says which are surely smaller
     against: str | None = None  # a git commit, or the folder of a clone: compare its code with the working tree's
@@ -199,8 +198,6 @@ def _require_once(names):
 def _check(request):
     """Raise UserError if a run could not start, or for a study that makes no sense."""
     s = request.study
-    if (s.metric == "tokens_to_loss") != (s.target_loss is not None and math.isfinite(s.target_loss)):
-        raise UserError(f"metric={s.metric} with target_loss={s.target_loss}: tokens_to_loss alone needs --target_loss")
     for name in ("jobs", "trials", "matters"):
         if getattr(s, name) is not None and not 0 < getattr(s, name) < math.inf:
             raise UserError(f"{name}={getattr(s, name)} must be more than 0, and finite")
@@ -234,13 +231,11 @@ def _check_budget(request):
     fixed = {"eval_iters", "vocab_size"}
     if s.metric != "bits_per_byte":
         fixed.add("dataset")
-    if s.metric == "tokens_to_loss":
-        fixed.add("eval_interval")
     if one.eval_iters:  # whose windows would hold other text for each variant
         fixed |= {"block_size", "dataset"}
     if changed := varied & fixed:
         raise UserError(
             f"{', '.join(sorted(changed))} cannot vary with metric={s.metric} and eval_iters={one.eval_iters}: variants"
-            " are evaluated on the same text, at the same iterations. --eval_iters=0 evaluates all of it, for any"
+            " are evaluated on the same text. --eval_iters=0 evaluates all of it, for any"
             " block_size; --metric=bits_per_byte compares tokenizers of the same text"
         )

@@ -25,7 +25,7 @@ class Design:
     command: str
     kind: str  # grid: all variants with all seeds; against: one config with two versions of the code; search: by Optuna
     metric: str
-    target_loss: float | None
+    target_loss: None  # which some studies of earlier versions have
     matters: float | None
     baseline: str
     varied: list[str]  # names of the settings in `variants`, without eval_iters, which follows from batch_size
@@ -67,7 +67,7 @@ def of(request: Request, kind: str, command: str, code: dict, data: dict[str, st
         command=command,
         kind=kind,
         metric=s.metric,
-        target_loss=s.target_loss,
+        target_loss=None,
         matters=s.matters,
         baseline=baseline,
         varied=[name for name in names if name != "eval_iters"],
@@ -137,10 +137,10 @@ def continued(new: Design, folder: pathlib.Path, baseline: str | None = None) ->
         matters=new.matters or earlier.matters,
     )
     if new.metric != "val_loss":
-        plan.metric, plan.target_loss = new.metric, new.target_loss
+        plan.metric = new.metric
     require_variant(plan.baseline, plan.variants)
     changed = [f"seed {seed} was added" for seed in more]
-    for name in ("metric", "target_loss", "matters", "baseline", "looks"):
+    for name in ("metric", "matters", "baseline", "looks"):
         was, now = getattr(earlier, name), getattr(plan, name)
         if was != now and not (name == "looks" and more):
             changed.append(f"{name} was {shown(was)}, and is {shown(now)} now")

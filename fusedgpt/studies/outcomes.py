@@ -16,7 +16,7 @@ from fusedgpt.studies.design import Design
 from fusedgpt.studies.verdict import Comparison
 
 OVER = ("finished", "diverged")  # a run that failed is tried again by the next call
-WITHOUT = ("diverged", "did not reach the loss", "failed")  # how a run may be over without a value
+WITHOUT = ("diverged", "failed")  # how a run may be over without a value
 EVALS = ("iter", "tokens", "val_loss", "val_bits_per_byte")
 SEEN = ("dtype", "compile", "attention", "world_size")  # in run.json, what ran
 MACHINE = ("device", "torch", "python", "threads", "commit")  # in run.json's environment
@@ -179,30 +179,10 @@ def outcome(plan: Design, variant: str, seed: int, row: dict) -> Outcome:
         value = metric(row, plan)
         if math.isnan(value):
             status, why = "diverged", "not finite at the end"
-        elif math.isinf(value):
-            status, why, value = "did not reach the loss", f"above {plan.target_loss:g}", math.nan
     return Outcome(variant, seed, status, why, value, row)
 
 
 def metric(row: dict, plan: Design) -> float:
-    """The value of the study's metric for a run: infinite if it did not reach the loss, NaN if it is not known.
-
-    Between the first evaluation at or below `target_loss` and the one before, the loss counts as a line. The evaluation
-    itself would be too late, by half an interval on average.
-    """
-    if plan.metric == "bits_per_byte":
-        return float(_floats(row, "val_bits_per_byte")[-1])
-    losses = _floats(row, "val_loss")
-    if plan.metric == "val_loss":
-        return float(losses[-1])
-    known = np.isfinite(losses)
-    at, losses = _floats(row, "tokens")[known], losses[known]
-    reached = np.flatnonzero(losses <= plan.target_loss)
-    if not len(reached):
-        return math.inf
-    around = slice(max(0, reached[0] - 1), reached[0] + 1)
-    return float(np.interp(-plan.target_loss, -losses[around], at[around]))
-
-
-def _floats(row, name):
-    return np.array([number(each) for each in (row.get("evals") or {}).get(name, [])])
+    """The value of the study's metric for a run, at its last evaluation; NaN if it is not known."""
+    named = {"val_loss": "val_loss", "bits_per_byte": "val_bits_per_byte"}[plan.metric]
+    return number((row.get("evals") or {})[named][-1])

@@ -17,15 +17,10 @@ from fusedgpt.machine.files import atomic, json_line
 from fusedgpt.runs import style
 from fusedgpt.runs.pages import fill
 from fusedgpt.runs.style import COLOURS, DPI, WIDTH, plain
-from fusedgpt.studies.design import Design
 from fusedgpt.studies.outcomes import Results
 from fusedgpt.studies.verdict import METHOD
 
-WHAT = {
-    "val_loss": "validation loss",
-    "bits_per_byte": "validation bits per byte",
-    "tokens_to_loss": "tokens to a loss of {loss:g}",
-}
+WHAT = {"val_loss": "validation loss", "bits_per_byte": "validation bits per byte"}
 SIZES = {
     "equivalent": "; surely less than --matters={:g}",
     "no worse": "; surely not worse by --matters={:g}",
@@ -59,11 +54,6 @@ def write(results: Results, sentences: list[str]) -> list[pathlib.Path]:
         with atomic(results.folder / name) as file:
             file.write(each)
     return [results.folder / name for name in content]
-
-
-def what(plan: Design) -> str:
-    """What the values of a study are."""
-    return WHAT[plan.metric].format(loss=plan.target_loss)
 
 
 def number(value: float, digits: int = 3, sign: str = "-") -> str:
@@ -221,7 +211,7 @@ def differences(results: Results) -> Any:
     plan, found = results.design, [c for c in results.comparisons if c.n]
     figure = Figure(figsize=(WIDTH, 0.5 + 0.24 * len(found)), layout="constrained")
     notes = ["over pairs of equal seeds; 95 % intervals", *(f"Note: {each}" for each in results.warnings()[:3])]
-    style.title(figure, f"Difference in {what(plan)} to {plan.baseline}", notes)
+    style.title(figure, f"Difference in {WHAT[plan.metric]} to {plan.baseline}", notes)
     axes = figure.subplots()
     for row, each in enumerate(found):
         color, mark = WORDS.get(each.word, NO_WORD) if each.planned else NO_WORD
@@ -231,10 +221,9 @@ def differences(results: Results) -> Any:
         said = f"{number(each.mean, 3, '+')}  {word(each)}".replace("-", "−")
         axes.annotate(said, (1.02, row), xycoords=("axes fraction", "data"), va="center", color=color, fontsize=8)
     axes.axvline(0, color="0.3", linewidth=0.9)
-    axes.set(ylim=(len(found) - 0.5, -0.5), xlabel=f"difference in {what(plan)}: left is better")
+    axes.set(ylim=(len(found) - 0.5, -0.5), xlabel=f"difference in {WHAT[plan.metric]}: left is better")
     names = [textwrap.wrap(each.variant, 26, max_lines=2, placeholder="…") for each in found]
     axes.set_yticks(range(len(found)), [plain("\n".join(lines)) for lines in names], fontsize=8)
-    axes.locator_params(axis="x", nbins=5)  # numbers of tokens are long
     axes.tick_params(axis="y", length=0)
     axes.grid(True, axis="x")
     return figure

@@ -29,7 +29,7 @@ OF_ALL = ("dataset", "init_from")  # each trial has the same
 HEARTBEAT_S, GRACE_S = 15, 180  # seconds between heartbeats, and without one until a trial is queued again
 NAP_S = 1.0  # seconds until a variant that another worker runs is looked at again
 FRESH_SEEDS = 5  # for the study that confirms a search
-FIXED = ("kind", "space", "varied", "metric", "target_loss", "seeds")
+FIXED = ("kind", "space", "varied", "metric", "seeds")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,25 +38,12 @@ def test_the_line_of_a_run_has_what_a_report_needs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("metric", "target", "value"),
-    [
-        ("val_loss", None, 1.5),  # the last, not the lowest
-        ("bits_per_byte", None, 0.75),
-        ("tokens_to_loss", 2.5, 50_000.0),
-        ("tokens_to_loss", 3.25, 25_000.0),  # on the line between two evaluations
-    ],
+    ("metric", "value"),
+    [("val_loss", 1.5), ("bits_per_byte", 0.75)],  # the last, not the lowest
 )
-def test_metrics(tmp_path, metric, target, value):
-    found = read(tmp_path, losses={"a": {1: [4.0, 2.5, 1.4, 1.5]}}, metric=metric, target_loss=target)
+def test_metrics(tmp_path, metric, value):
+    found = read(tmp_path, losses={"a": {1: [4.0, 2.5, 1.4, 1.5]}}, metric=metric)
     assert found.values()["a"][1] == pytest.approx(value)
-
-
-def test_a_loss_that_is_not_reached_is_no_value(tmp_path):
-    losses = {"a": {1: [4.0, 2.0], 2: [4.0, 2.0]}, "b": {1: [4.0, 2.0], 2: [4.0, 3.0]}}
-    found = read(tmp_path, losses=losses, metric="tokens_to_loss", target_loss=2.5)
-    assert found.values()["b"].keys() == {1} and found.without("b") == {"did not reach the loss": 1}
-    assert not found.comparisons[0].tested
-    assert "b: 1 of 2 runs did not reach the loss (above 2.5)" in found.warnings()
 
 
 def test_a_run_that_diverged_has_no_invented_value(tmp_path):
