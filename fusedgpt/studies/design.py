@@ -35,7 +35,7 @@ class Design:
     looks: list[int]  # numbers of seeds after which a verdict is made; the last is all
     settings: dict[str, Any]  # of all runs, without those that vary and those OF_A_RUN; with init_from
     code: dict[str, str]  # {version: digest of its code}
-    data: dict[str, str]  # SHA-256 of each split, of the files of own kernels, and of models that runs begin with
+    data: dict[str, str]  # SHA-256 of each split
     minutes: float | None = None  # of training steps that each run has
     threads: int | None = None  # CPU threads of each run; None: PyTorch's choice
     settled: dict[str, Any] | None = None  # what `auto` became in the first run

@@ -16,7 +16,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from fusedgpt import home
-from fusedgpt.attention.table import is_own
 from fusedgpt.data import dataset
 from fusedgpt.errors import UserError, shown
 from fusedgpt.machine.files import atomic
@@ -24,7 +23,6 @@ from fusedgpt.studies.command import safe
 
 # the code that a run of train.py executes
 CODE = ("train.py", "model.py", "configurator.py", "fusedgpt/**/*.py")
-MODEL = ("*.json", "*.safetensors", "*.bin")  # of a folder that init_from names, what decides on the initial weights
 
 
 def other(root: pathlib.Path, named: str, folder: pathlib.Path) -> tuple[str, pathlib.Path, dict[str, Any]]:
@@ -81,12 +79,8 @@ def digest(root: pathlib.Path) -> str:
 
 
 def data(runs: Iterable[dict[str, Any]]) -> dict[str, str]:
-    """{what: SHA-256} of all that `runs` with these settings read beside the project's code.
-
-    That is each split of their data, the file of an own kernel, and the folder of a model that a run begins with.
-    Raises UserError if data are missing.
-    """
-    runs, found = list(runs), {}
+    """{what: SHA-256} of each split that `runs` with these settings read. Raises UserError if data are missing."""
+    found = {}
     for name in sorted({run["dataset"] for run in runs if "dataset" in run}):
         folder = dataset.find_folder(home.ROOT, name)
         meta = dataset.read_meta(folder)
@@ -94,12 +88,6 @@ def data(runs: Iterable[dict[str, Any]]) -> dict[str, str]:
             dataset.TokenFile(folder, split, meta)  # raises if it is missing
             paths = [*folder.glob(f"{split}.bin"), *folder.glob(f"{split}_*.bin"), *folder.glob("meta.*")]
             found[f"{name}/{split}"] = _digest({path.name: path for path in paths})
-    for kernel, model in {(run.get("attention", "auto"), run.get("init_from", "scratch")) for run in runs}:
-        path = kernel.rpartition(":")[0]
-        if is_own(kernel) and pathlib.Path(path).is_file():
-            found[path] = _digest({path: pathlib.Path(path)})
-        if model != "scratch" and pathlib.Path(model).is_dir():
-            found[model] = _digest({path.name: path for pattern in MODEL for path in pathlib.Path(model).glob(pattern)})
     return found
 
 
