@@ -165,10 +165,9 @@ def read(folder: str | pathlib.Path) -> Results:
     plan = design.load(folder)
     if plan is None:
         raise UserError(f"{folder / 'study.json'} does not exist: name the folder of a study")
-    with design.whole(folder):
-        ended = statuses(folder)
-        plan.variants |= {variant: row["settings"] for (variant, _), row in ended.items() if "settings" in row}
-        found = [outcome(plan, v, seed, ended.get((v, seed), {})) for v in plan.variants for seed in plan.seeds]
+    ended = statuses(folder)
+    plan.variants |= {variant: row["settings"] for (variant, _), row in ended.items() if "settings" in row}
+    found = [outcome(plan, v, seed, ended.get((v, seed), {})) for v in plan.variants for seed in plan.seeds]
     return Results(plan, folder, found)
 
 

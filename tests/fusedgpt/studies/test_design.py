@@ -108,5 +108,5 @@ def test_a_folder_without_a_run_is_begun_anew_and_runs_need_their_design(tmp_pat
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"more": 1}'])
 def test_a_damaged_file_is_named(tmp_path, content):
     (tmp_path / "study.json").write_text(content)
-    with pytest.raises(UserError, match=r"study\.json or outcomes\.jsonl in .* is damaged"):
+    with pytest.raises(UserError, match=r"study\.json or outcomes\.jsonl in .* is damaged"), design.whole(tmp_path):
         design.load(tmp_path)

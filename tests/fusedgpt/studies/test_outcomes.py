@@ -7,7 +7,7 @@ import pytest
 
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import json_line
-from fusedgpt.studies import outcomes
+from fusedgpt.studies import design, outcomes
 from tests.fusedgpt.studies import by_hand
 from tests.fusedgpt.studies.by_hand import row, study
 
@@ -100,7 +100,7 @@ def test_unequal_time_is_said(tmp_path):
 @pytest.mark.parametrize("edit", [{}, {"seeds": 3}, {"metric": "speed"}, {"baseline": "gone"}])
 def test_what_is_damaged_is_named(tmp_path, evals, edit):
     line = {"variant": "a", "seed": 1, "status": "finished", "evals": evals}
-    with pytest.raises(UserError, match=r"outcomes\.jsonl in .* is damaged"):
+    with pytest.raises(UserError, match=r"outcomes\.jsonl in .* is damaged"), design.whole(tmp_path):
         read(tmp_path, line, losses={"a": {1: [4.0, 2.0]}}, **edit)
 
 
