@@ -17,7 +17,7 @@ from typing import Any
 
 from fusedgpt.errors import UserError, first_line, shown
 from fusedgpt.machine import files
-from fusedgpt.settings import Settings, validate_each
+from fusedgpt.settings import Settings
 from fusedgpt.studies import command, design, outcomes
 from fusedgpt.studies.command import Request
 from fusedgpt.studies.design import Design
@@ -25,7 +25,6 @@ from fusedgpt.studies.outcomes import Results
 from fusedgpt.studies.runner import Runner
 
 RANGE = re.compile(r"([^|]+?)\.\.([^|]+?)(:log)?")
-OF_ALL = ("dataset", "init_from")  # each trial has the same
 HEARTBEAT_S, GRACE_S = 15, 180  # seconds between heartbeats, and without one until a trial is queued again
 NAP_S = 1.0  # seconds until a variant that another worker runs is looked at again
 FRESH_SEEDS = 5  # for the study that confirms a search
@@ -73,8 +72,6 @@ def space_of(text: str, shared: Settings) -> dict[str, Axis]:
         name, _, values = (part.strip() for part in item.partition("="))
         if not values or name in space:
             raise UserError(f"--search has {shown(item)}: write each setting once, as low..high, low..high:log or a|b")
-        if name in OF_ALL:
-            raise UserError(f"--search cannot choose {name}: it is one for all trials")
         command.require_may_vary(name)
         space[name] = _axis(name, values, shared)
     return space
@@ -89,9 +86,6 @@ def _axis(name, text, shared):
     low, high = (command.value_of(name, each, shared) for each in found.groups()[:2])
     if type(low) not in (int, float) or not low < high < math.inf or (found[3] and low <= 0):
         raise UserError(f"--search: {name}={text} must be numbers that go up, above 0 with :log, or choices, a|b")
-    for value in (low, high):
-        # a bound need not fit the other dimensions: a trial takes others until they fit
-        validate_each(dataclasses.replace(shared, out_dir="run", **{name: value}))
     return Axis(low=low, high=high, log=bool(found[3]))
 
 

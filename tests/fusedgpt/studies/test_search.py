@@ -40,13 +40,11 @@ def test_a_space_has_ranges_and_choices():
         ("jobs=1..3", "jobs cannot vary"),
         ("learning_rate=1e-2..1e-3", "must be numbers that go up"),
         ("learning_rate=0..1e-3:log", "above 0 with :log"),
-        ("dropout=0..1", "dropout=1.0 must be from 0 to just under 1"),
         ("learning_rate=1e-3", "must be different choices, a|b, or a range"),
         ("attention=a/b.py:f|a-b.py:f", "must be different choices"),  # their runs would share a folder
         ("compile=False..True", "must be numbers that go up, above 0 with :log, or choices"),
         ("learning_rate", "'learning_rate': write each setting once"),
         ("n_layer=1..2,n_layer=2..3", "write each setting once"),
-        ("dataset=a|b", "one for all trials"),
         ("n_head=5..7", "n_embd=768 cannot be split"),
         ("n_layer=2..4 --learning_rate=1e-3,2e-3", "--search chooses the variants"),
         ("n_layer=2..4 --against=HEAD", "--search chooses the variants"),
