@@ -100,7 +100,7 @@ def time_steps(plan: Design, roots: Roots, folder: pathlib.Path) -> None:
     """Time a step of each variant in turns, once, and say how many iterations fit into --minutes."""
     missing = [name for name in plan.variants if name not in plan.times]
     if missing and (len(plan.variants) > 1 or plan.minutes):
-        plan.times |= step_time.measure(plan, missing, roots, folder, tqdm.write)
+        plan.times |= step_time.measure(plan, missing, roots, folder)
         plan.save(folder)
     for name in plan.variants:
         if steps := plan.iterations(name):

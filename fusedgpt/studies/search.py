@@ -136,10 +136,7 @@ class Worker:
         self.request, self.runner, self.plan, self.folder = request, runner, runner.plan, runner.folder
         self.space, self.trials = space_of(request.study.search, request.shared), request.study.trials
         self.pruned = optuna.TrialPruned
-        self._open(optuna)
-
-    def _open(self, optuna):
-        shared, queue_again = self.request.study.storage, optuna.storages.RetryHeartbeatStaleTrialCallback()
+        shared, queue_again = request.study.storage, optuna.storages.RetryHeartbeatStaleTrialCallback()
         url = shared or f"sqlite:///{self.folder.resolve() / 'study.db'}"
         storage = _storage(url, heartbeat_stale_trial_callback=queue_again)
         name = self.folder.resolve().name

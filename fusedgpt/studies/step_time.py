@@ -25,9 +25,7 @@ STEPS_ALONE |= dict(always_save_checkpoint=False, log_interval=1)  # each step i
 STEPS_ALONE |= dict(learning_rate=0.0, decay_lr=False, weight_decay=0.0)  # it does not diverge, and takes as long
 
 
-def measure(
-    plan: Design, names: list[str], roots: runner.Roots, folder: pathlib.Path, say: runner.Say
-) -> dict[str, dict[str, Any]]:
+def measure(plan: Design, names: list[str], roots: runner.Roots, folder: pathlib.Path) -> dict[str, dict[str, Any]]:
     """{variant: {ms, and how many times that of `reference` it is: times, low, high}} for the variants `names`.
 
     The reference is the baseline of the first turns; it has ms alone. The first that starts settles what `auto` means
@@ -47,7 +45,6 @@ def measure(
                 of_base += laps.of(reference)
                 ratio = turns.ratio(laps.ms, reference, name)
                 found[name] = dict(times=ratio.times, low=ratio.low, high=ratio.high)
-                say(f"{name}: a step takes {ratio.times:.3g} times as long as one of {reference}")
         of_base = of_base or _laps({reference: base.turn}).of(reference)
     if not of_base:
         return {}
