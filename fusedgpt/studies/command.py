@@ -68,11 +68,7 @@ class AllSettings(StudySettings, Settings):
 
 
 def read(args: list[str], description: str) -> Request:
-    """Read config files and flags. `--name=a,b` varies a setting, `--name=1..5` a whole number.
-
-    `--a,b=1:2,3:4` varies two settings together. A config file may name variants of any number of settings:
-    `variants = {"small": dict(n_layer=2), "large": dict(n_layer=8)}`. Raises UserError for bad input.
-    """
+    """Read config files and flags, in the forms that study.py's help lists. Raises UserError for bad input."""
     files, flags = separate(args)
     lists = [flag for flag in flags if _varies(flag)]
     plain = [*files, *(flag for flag in flags if flag not in lists)]
@@ -236,6 +232,6 @@ def _check_budget(request):
     if changed := varied & fixed:
         raise UserError(
             f"{', '.join(sorted(changed))} cannot vary with metric={s.metric} and eval_iters={one.eval_iters}: variants"
-            " are evaluated on the same text. --eval_iters=0 evaluates all of it, for any"
-            " block_size; --metric=bits_per_byte compares tokenizers of the same text"
+            " are evaluated on the same text. --eval_iters=0 evaluates all of it, for any block_size;"
+            " --metric=bits_per_byte compares tokenizers of the same text"
         )

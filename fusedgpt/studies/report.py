@@ -36,10 +36,7 @@ NO_WORD = ("0.45", "s")
 
 
 def write(results: Results, sentences: list[str]) -> list[pathlib.Path]:
-    """Write the report of a study into its folder, with `sentences` as its verdict; returns the paths.
-
-    While runs are missing, it is a report of those that have ended. Raises UserError if the disk refuses.
-    """
+    """Write the report of the runs that have ended, with `sentences` as its verdict; returns the paths."""
     below = [method(results), *(f"Note: {each}." for each in results.warnings())]
     verdict = facts(results) | {"comparisons": [dataclasses.asdict(each) for each in results.comparisons]}
     verdict = json_line(verdict | {"sentences": sentences, "warnings": results.warnings()})  # null for NaN
@@ -238,7 +235,6 @@ def _page(results, sentences, figure):
     if figure:
         data = base64.b64encode(figure).decode()
         parts.append(f"<figure><img alt='differences' src='data:image/png;base64,{data}'></figure>")
-    parts.append("<p class='muted'>How it was made: verdict.json. Each run: runs/VARIANT/seed-N/report.html</p>")
     title = f"A study of {', '.join(results.design.varied) or results.design.baseline}"
     return fill(title, f"<div class='study'>{''.join(parts)}</div>")
 

@@ -72,9 +72,7 @@ def settle(plan: Design, out_dir: pathlib.Path, folder: pathlib.Path) -> None:
         plan.save(folder)
 
 
-def launch(
-    plan: Design, roots: Roots, variant: str, flags: dict[str, Any], log: IO, if_killed: int
-) -> subprocess.Popen:
+def launch(plan: Design, roots: Roots, variant: str, flags: dict, log: IO, if_killed: int) -> subprocess.Popen:
     """Start a train.py with these flags in a session of its own: Ctrl-C reaches the study alone, which tells its runs.
 
     if_killed: the signal that Linux sends it if the study is killed. If there is one version, all variants have it.
