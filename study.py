@@ -12,19 +12,12 @@ is fixed before the first run; what is changed after a verdict is exploratory. T
 give the same command again.
 """
 
-import signal
-import sys
-
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a background job ignores Ctrl-C
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until a run has begun, Ctrl-C ends the program at once
-
 import dataclasses
 import itertools
-import math
 import os
 import pathlib
 import shlex
-import time
+import sys
 
 from configurator import answer_help, separate
 from fusedgpt.errors import UserError, one_sentence
@@ -48,16 +41,12 @@ WORKING_TREE = "working tree"
 
 def main(args: list[str]) -> None:
     """Run the study that the command line asks for, and report it. Raises UserError for bad input."""
-    began = time.monotonic()
     request = command.read(args, __doc__)
     s, folder = request.study, pathlib.Path(request.study.study_dir)
     if s.search:
         request = search.prepared(request)
     files_and_flags = itertools.chain(*separate(args))
     new, roots = plan_of(request, search.without_password(shlex.join(["python", "study.py", *files_and_flags])))
-    deadline = began + 60 * (s.max_minutes or math.inf)
-    if s.dry_run:
-        return print(outlook(design.continued(new, folder, s.baseline), folder, s.search and s.trials))
     with files.lock(folder, shared=bool(s.storage)) as lock:
         with design.whole(folder):
             plan = design.continued(new, folder, s.baseline)
@@ -66,11 +55,11 @@ def main(args: list[str]) -> None:
         plan.save(folder)
         own = Runner(plan, folder, roots, lock, tqdm.write)
         if s.search:
-            search.run(request, own, deadline)
+            search.run(request, own)
         else:
             time_steps(plan, roots, folder)
-            train(own, s.jobs, deadline)
-        conclude(folder, s.fail_unless)
+            train(own, s.jobs)
+        conclude(folder)
 
 
 def plan_of(request: command.Request, line: str) -> tuple[Design, Roots]:
@@ -89,8 +78,6 @@ def plan_of(request: command.Request, line: str) -> tuple[Design, Roots]:
         request = dataclasses.replace(request, shared=own, variants={name: {}, WORKING_TREE: {}})
     shared = dataclasses.asdict(request.shared)
     runs = [shared | changes for changes in request.variants.values()]
-    if s.search and "attention" in (axes := search.space_of(s.search, request.shared)):
-        runs += [shared | {"attention": kernel} for kernel in axes["attention"].choices]
     if s.metric == "bits_per_byte":
         for name in {run["dataset"] for run in runs}:
             Tokenizer(dataset.read_meta(dataset.find_folder(ROOT, name))).byte_lengths()  # raises if it has none
@@ -109,21 +96,11 @@ def threads(jobs: int) -> int | None:
     return max(1, cores // jobs) if jobs > 1 else None
 
 
-def outlook(plan: Design, folder: pathlib.Path, trials: int | None) -> str:
-    """How many runs are left. trials: of a search."""
-    kinds, many = f"{len(plan.variants)} variants", len(outcomes.left(folder, order(plan)))
-    if trials:
-        kinds, many = f"{trials} trials", trials * len(plan.seeds)
-    return f"{kinds} × {len(plan.seeds)} seeds: {many} runs are left"
-
-
 def time_steps(plan: Design, roots: Roots, folder: pathlib.Path) -> None:
     """Time a step of each variant in turns, once, and say how many iterations fit into --minutes."""
     missing = [name for name in plan.variants if name not in plan.times]
     if missing and (len(plan.variants) > 1 or plan.minutes):
-        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # which ends the processes that take turns
-        plan.times |= step_time.measure(plan, missing, roots, folder, tqdm.write)
+        plan.times |= step_time.measure(plan, missing, roots, folder)
         plan.save(folder)
     for name in plan.variants:
         if steps := plan.iterations(name):
@@ -131,7 +108,7 @@ def time_steps(plan: Design, roots: Roots, folder: pathlib.Path) -> None:
             tqdm.write(f"{name}: {steps:,} iterations of {ms:.4g} ms are {ms * steps / 1e3:.3g} s of steps")
 
 
-def train(own: Runner, at_once: int, deadline: float) -> None:
+def train(own: Runner, at_once: int) -> None:
     """Make the runs that are missing, look by look, until the verdict is decided."""
     plan = own.plan
     for look in plan.looks:
@@ -139,7 +116,7 @@ def train(own: Runner, at_once: int, deadline: float) -> None:
         left = outcomes.left(own.folder, [job for job in order(plan) if job[1] in seeds])
         quiet = not sys.stderr.isatty()
         with tqdm(total=len(left), disable=quiet, leave=False, unit="run", dynamic_ncols=True) as bar:
-            for job in own.run(left, at_once, deadline):
+            for job in own.run(left, at_once):
                 row = outcomes.statuses(own.folder)[job]
                 this = outcomes.outcome(plan, *job, row)
                 tqdm.write(f"{runner.name_of(job)} {this.status}: {this.why or f'{plan.metric} {this.value:.5g}'}")
@@ -149,12 +126,8 @@ def train(own: Runner, at_once: int, deadline: float) -> None:
             return tqdm.write(f"decided after {look} of {len(plan.seeds)} seeds: the others are not needed")
 
 
-def conclude(folder: pathlib.Path, fail_unless: str | None = None) -> None:
-    """Write the report of a study, and say its verdict.
-
-    Ends the script with status 1 if `fail_unless` is "better" and no variant is. Raises UserError if no run has ended,
-    or if a file is damaged.
-    """
+def conclude(folder: pathlib.Path) -> None:
+    """Report a study, and say its verdict. Raises UserError if no run has ended, or if a file is damaged."""
     with design.whole(folder):
         results = outcomes.read(folder)
         if not any(o.row for o in results.outcomes):
@@ -163,8 +136,6 @@ def conclude(folder: pathlib.Path, fail_unless: str | None = None) -> None:
         paths = report.write(results, said)
     print(report.markdown(results), "", *results.warnings(), *said, sep="\n")
     print(f"wrote {paths[-1]}, and tables and figures beside it")
-    if fail_unless and not any(c.word == fail_unless and c.planned for c in results.comparisons):
-        sys.exit(f"error: no variant is {fail_unless} than {results.design.baseline}")
 
 
 if __name__ == "__main__":

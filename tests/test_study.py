@@ -7,8 +7,7 @@ import shutil
 import pytest
 
 from fusedgpt.runs.metrics import Run, record_of
-from fusedgpt.studies import command, outcomes, search
-from study import plan_of
+from fusedgpt.studies import command, outcomes
 from tests.conftest import TINY, assert_same_bytes, weights
 from tests.fusedgpt.studies import fakes
 from tests.launch import ROOT, copied, fails, process, script
@@ -44,7 +43,7 @@ def test_a_study_ends_with_a_verdict(done):
     assert (comparison["variant"], comparison["n"], comparison["word"]) == ("learning_rate=1e-09", 3, "worse")
     assert "learning_rate=1e-09 is worse than learning_rate=0.01: val_loss " in said
     assert "| `learning_rate=0.01` " in said  # the table
-    for name in ("study.html", "table.csv", "table.tex", "table.md"):
+    for name in ("study.html", "table.csv", "table.md"):
         assert (folder / name).stat().st_size > 100
 
 
@@ -72,20 +71,11 @@ def test_a_run_of_a_study_is_the_run_that_its_settings_make(done, tmp_path):
 def test_the_same_command_again_makes_no_run_and_other_settings_are_refused(done, data):
     folder, _ = done
     before = (folder / "outcomes.jsonl").read_bytes()
-    assert "2 variants × 3 seeds: 0 runs are left" in study(folder, data, *RATES, "--dry_run=True").stdout
     study(folder, data, *RATES)
     assert (folder / "outcomes.jsonl").read_bytes() == before
     said = study(folder, data, *RATES, "--weight_decay=0.3", check=False)
     assert "weight_decay was 0.1, and is 0.3 now" in said.stderr
     assert said.returncode == 1
-
-
-def test_kernels_that_a_search_may_choose_must_stay_the_same(tmp_path, data):
-    pytest.importorskip("tyro")
-    kernel = tmp_path / "mine.py"
-    kernel.write_text("a kernel")
-    request = command.read([f"--dataset={data}", f"--search=attention=manual|{kernel}:attend"], "")
-    assert str(kernel) in plan_of(search.prepared(request), "")[0].data
 
 
 def test_a_study_takes_turns_in_planned_looks_and_ends_when_it_is_decided(tmp_path, data):
@@ -116,15 +106,10 @@ def test_a_report_without_runs_or_outcomes_replaces_nothing(done, tmp_path):
     assert (folder / "verdict.json").read_bytes() == verdict
 
 
-def test_fail_unless_better(done, data, tmp_path):
+def test_another_baseline_after_a_verdict_is_exploratory(done, data, tmp_path):
     folder = shutil.copytree(done[0], tmp_path / "study")
-    both = (*RATES, "--fail_unless=better")
-    ended = study(folder, data, *both, check=False)
-    assert (ended.returncode, ended.stderr.strip()) == (1, "error: no variant is better than learning_rate=0.01")
-    # with another baseline the verdict is exploratory, and passes nothing
-    ended = study(folder, data, *both, "--baseline=learning_rate=1e-09", check=False)
-    assert "exploratory, because it was not planned: learning_rate=0.01 is better than" in ended.stdout
-    assert ended.returncode == 1
+    said = study(folder, data, *RATES, "--baseline=learning_rate=1e-09").stdout
+    assert "exploratory, because it was not planned: learning_rate=0.01 is better than" in said
 
 
 @pytest.mark.slow  # two starts of PyTorch; test_runner.py has the processes of a study, with another train.py

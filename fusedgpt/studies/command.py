@@ -20,6 +20,7 @@ RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 SET_BY_THE_STUDY = {
     "out_dir": "each run has a folder of its own in --study_dir",
     "eval_only": "a run of a study trains",
+    "dry_run": "give one run's settings to train.py, which says what it takes",
     "max_seconds": "it would end runs at different iterations of their schedules: give --minutes to each run",
 }
 # settings that take one value for the whole study: they change what a run keeps and says, not what it learns
@@ -33,11 +34,9 @@ class StudySettings:
     # folder of the study; the same command continues the study in it, and more seeds or variants are added to it
     study_dir: str = "out-study"
     baseline: str | None = None  # variant that the others are compared with, as the table names it; None: the first
-    # what is compared, lower is better: the validation loss at the end, also in bits per byte, or the tokens until the
-    # loss is at target_loss, on the line between two evaluations. The time of a step is in every table
-    metric: Literal["val_loss", "bits_per_byte", "tokens_to_loss"] = "val_loss"
-    target_loss: float | None = None  # validation loss to reach, for metric=tokens_to_loss
-    tokens: int | None = None  # train each run on this many tokens: settles max_iters and lr_decay_iters by its batch
+    # what is compared, lower is better: the validation loss at the end, also in bits per byte. The time of a step is in
+    # every table
+    metric: Literal["val_loss", "bits_per_byte"] = "val_loss"
     looks: str = ""  # as in 5,10: make a verdict after so many seeds too, and end the study if it is decided then
     matters: float | None = None  # the smallest difference of interest: the verdict says which are surely smaller
     against: str | None = None  # a git commit, or the folder of a clone: compare its code with the working tree's
@@ -48,10 +47,6 @@ class StudySettings:
     # postgresql://user@host/db
     storage: str | None = None
     jobs: int = 1  # runs at once; each gets its share of the CPU's cores
-    max_minutes: float | None = None  # begin no run after this many minutes; the same command goes on
-    fail_unless: Literal["better"] | None = None  # end with status 1 unless a variant is better than the baseline
-    dry_run: bool = False  # say how many runs there are, and start none
-    yes: bool = False  # start more than 200 runs
 
 
 OWN = tuple(field.name for field in dataclasses.fields(StudySettings))
@@ -73,11 +68,7 @@ class AllSettings(StudySettings, Settings):
 
 
 def read(args: list[str], description: str) -> Request:
-    """Read config files and flags. `--name=a,b` varies a setting, `--name=1..5` a whole number.
-
-    `--a,b=1:2,3:4` varies two settings together. A config file may name variants of any number of settings:
-    `variants = {"small": dict(n_layer=2), "large": dict(n_layer=8)}`. Raises UserError for bad input.
-    """
+    """Read config files and flags, in the forms that study.py's help lists. Raises UserError for bad input."""
     files, flags = separate(args)
     lists = [flag for flag in flags if _varies(flag)]
     plain = [*files, *(flag for flag in flags if flag not in lists)]
@@ -109,22 +100,19 @@ def read(args: list[str], description: str) -> Request:
 
 
 def completed(request: Request, changes: dict[str, Any]) -> dict[str, Any]:
-    """`changes` with what follows from them: iterations for --tokens, and batches of an evaluation.
+    """`changes` with what follows from them, the batches of an evaluation: all variants have the same windows.
 
-    The evaluations of all variants have the same windows. Raises UserError if they do not fill whole batches.
+    Raises UserError if these do not fill whole batches.
     """
-    s, follows = dataclasses.replace(request.shared, **changes), {}
-    if request.study.tokens:
-        steps = math.ceil(request.study.tokens / (s.gradient_accumulation_steps * s.batch_size * s.block_size))
-        follows |= {"max_iters": steps, "lr_decay_iters": steps}
-    if "batch_size" in changes:
+    follows = {}
+    if batch := changes.get("batch_size"):
         windows = request.shared.eval_iters * request.shared.batch_size
-        if windows % s.batch_size:
+        if windows % batch:
             raise UserError(
-                f"batch_size={s.batch_size} does not divide the {windows:,} windows of an evaluation, the same"
+                f"batch_size={batch} does not divide the {windows:,} windows of an evaluation, the same"
                 " for all variants: take another, or evaluate all of both splits, with --eval_iters=0"
             )
-        follows["eval_iters"] = windows // s.batch_size
+        follows["eval_iters"] = windows // batch
     return changes | follows
 
 
@@ -144,8 +132,9 @@ def _varies(arg):
     return "," in name or "," in value or bool(RANGE.fullmatch(value))
 
 
-def require_may_vary(name):
-    if name in SET_BY_THE_STUDY or name in SHARED or name in OWN:
+def require_may_vary(name: str) -> None:
+    """Raise UserError for a setting that no two variants may have differently. Each variant has all seeds."""
+    if name in (*SET_BY_THE_STUDY, *SHARED, *OWN, "seed"):
         raise UserError(f"{name} cannot vary: {SET_BY_THE_STUDY.get(name, 'it is one for the whole study')}")
 
 
@@ -153,10 +142,9 @@ def _axis(flag, shared):
     """{name of a value: the settings that it sets} of a flag such as --learning_rate=1e-3,3e-3 or --a,b=1:2,3:4."""
     head, _, text = flag.removeprefix("--").partition("=")
     names, axis, texts = head.split(","), {}, text.split(",")
-    for name in names:
-        require_may_vary(name)
-    if "seed" in names and len(names) > 1:
-        raise UserError(f"--{head}: each variant is trained with every seed: give --seed=1..5 on its own")
+    if head != "seed":
+        for name in names:
+            require_may_vary(name)
     if found := RANGE.fullmatch(text):
         texts = list(map(str, range(int(found[1]), int(found[2]) + 1)))
     for each in texts:
@@ -178,19 +166,13 @@ def value_of(name: str, text: str, shared: Settings) -> Any:
 
 
 def _named(file, shared):
-    """The variants that a config file names: {name: settings}, checked as a config file's settings are."""
-    variants = runpy.run_path(file, init_globals=dataclasses.asdict(shared)).get("variants")
-    if variants is None:
-        return {}
-    if not (isinstance(variants, dict) and all(isinstance(each, dict) for each in variants.values()) and variants):
-        raise UserError(f'{file}: variants must be a dict of dicts, as in {{"small": dict(n_layer=2)}}')
-    for setting, value in [pair for changes in variants.values() for pair in changes.items()]:
-        require_may_vary(setting)
-        if setting == "seed" or value_of(setting, str(value), shared) != value:
-            raise UserError(f"{file}: {setting}={shown(value)} cannot vary, or is not of the right type")
-    if unsafe := [name for name in variants if safe(str(name)) != name]:
-        raise UserError(f"{file}: {shown(unsafe[0])} cannot name a folder: take letters, digits, spaces and ,.=+-_")
-    return variants
+    """The variants that a config file names: {name: settings}, each value read as a flag's is."""
+    found = {}
+    for name, changes in runpy.run_path(file, init_globals=dataclasses.asdict(shared)).get("variants", {}).items():
+        for setting in changes:
+            require_may_vary(setting)
+        found[safe(name)] = {setting: value_of(setting, str(value), shared) for setting, value in changes.items()}
+    return found
 
 
 def name_of(changes: dict[str, Any]) -> str:
@@ -212,21 +194,15 @@ def _require_once(names):
 def _check(request):
     """Raise UserError if a run could not start, or for a study that makes no sense."""
     s = request.study
-    require_meant(len(request.variants) * len(request.seeds), s)
-    if (s.metric == "tokens_to_loss") != (s.target_loss is not None and math.isfinite(s.target_loss)):
-        raise UserError(f"metric={s.metric} with target_loss={s.target_loss}: tokens_to_loss alone needs --target_loss")
-    for name in ("jobs", "trials", "tokens", "max_minutes", "matters"):
+    for name in ("jobs", "trials", "matters"):
         if getattr(s, name) is not None and not 0 < getattr(s, name) < math.inf:
             raise UserError(f"{name}={getattr(s, name)} must be more than 0, and finite")
     if s.storage and not s.search:
         raise UserError("--storage shares the trials of a search among workers: give --search, or leave it out")
     looks_of(s.looks, len(request.seeds))
-    for seed in request.seeds:
-        validate(dataclasses.replace(request.shared, out_dir="run", seed=seed))
     for changes in request.variants.values():
         one = require_fit(request, changes)
-        if not s.tokens:  # which settle the schedule
-            require_learning(one)
+        require_learning(one)
         if one.init_from in ("resume", "auto"):
             raise UserError(f"init_from={one.init_from}: a study starts each run itself and resumes it: leave it out")
 
@@ -243,29 +219,19 @@ def _check_budget(request):
     """Raise UserError if the runs' budget would overwrite what varies, or if what varies changes the yardstick."""
     s, varied = request.study, {name for changes in request.variants.values() for name in changes}
     varied |= {item.partition("=")[0].strip() for item in (s.search or "").split(",")}
-    one, minutes, tokens = request.shared, request.shared.minutes, s.tokens
-    if tokens and minutes:
-        raise UserError("--tokens and --minutes both set the number of iterations: give one of the two")
-    if (tokens or minutes) and (taken := varied & {"max_iters", "lr_decay_iters"}):
-        raise UserError(f"--tokens and --minutes set {', '.join(sorted(taken))} of each run, so it cannot vary")
+    one, minutes = request.shared, request.shared.minutes
+    if minutes and (taken := varied & {"max_iters", "lr_decay_iters"}):
+        raise UserError(f"--minutes sets {', '.join(sorted(taken))} of each run, so it cannot vary")
     if s.search and minutes:
-        raise UserError("--minutes times each variant first, and a search does not know them: give --tokens")
+        raise UserError("--minutes times each variant first, and a search does not know them: leave it out")
     fixed = {"eval_iters", "vocab_size"}
     if s.metric != "bits_per_byte":
         fixed.add("dataset")
-    if s.metric == "tokens_to_loss":
-        fixed.add("eval_interval")
     if one.eval_iters:  # whose windows would hold other text for each variant
         fixed |= {"block_size", "dataset"}
     if changed := varied & fixed:
         raise UserError(
             f"{', '.join(sorted(changed))} cannot vary with metric={s.metric} and eval_iters={one.eval_iters}: variants"
-            " are evaluated on the same text, at the same iterations. --eval_iters=0 evaluates all of it, for any"
-            " block_size; --metric=bits_per_byte compares tokenizers of the same text"
+            " are evaluated on the same text. --eval_iters=0 evaluates all of it, for any block_size;"
+            " --metric=bits_per_byte compares tokenizers of the same text"
         )
-
-
-def require_meant(runs: int, s: StudySettings) -> None:
-    """Raise UserError for more runs than anybody wants by accident."""
-    if runs > 200 and not s.yes:
-        raise UserError(f"this study has {runs:,} runs: give fewer values or seeds, or --yes=True if you mean it")

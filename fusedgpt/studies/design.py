@@ -25,17 +25,17 @@ class Design:
     command: str
     kind: str  # grid: all variants with all seeds; against: one config with two versions of the code; search: by Optuna
     metric: str
-    target_loss: float | None
+    target_loss: None  # which some studies of earlier versions have
     matters: float | None
     baseline: str
-    varied: list[str]  # names of the settings in `variants`, without those that follow from others
+    varied: list[str]  # names of the settings in `variants`, without eval_iters, which follows from batch_size
     variants: dict[str, dict[str, Any]]
     planned: list[str]  # variants whose comparisons were planned before the first run
     seeds: list[int]
     looks: list[int]  # numbers of seeds after which a verdict is made; the last is all
     settings: dict[str, Any]  # of all runs, without those that vary and those OF_A_RUN; with init_from
     code: dict[str, str]  # {version: digest of its code}
-    data: dict[str, str]  # SHA-256 of each split, of the files of own kernels, and of models that runs begin with
+    data: dict[str, str]  # SHA-256 of each split
     minutes: float | None = None  # of training steps that each run has
     threads: int | None = None  # CPU threads of each run; None: PyTorch's choice
     settled: dict[str, Any] | None = None  # what `auto` became in the first run
@@ -60,7 +60,6 @@ def of(request: Request, kind: str, command: str, code: dict, data: dict[str, st
     """The design that a command line asks for."""
     s, variants = request.study, request.variants
     names = dict.fromkeys(name for changes in variants.values() for name in changes)
-    follow = ("eval_iters", *("max_iters", "lr_decay_iters") * bool(s.tokens))  # from what varies: see completed
     left_out = {*names, *OF_A_RUN, "minutes"} - {"init_from"}
     baseline = s.baseline or next(iter(variants))
     require_variant(baseline, variants)
@@ -68,10 +67,10 @@ def of(request: Request, kind: str, command: str, code: dict, data: dict[str, st
         command=command,
         kind=kind,
         metric=s.metric,
-        target_loss=s.target_loss,
+        target_loss=None,
         matters=s.matters,
         baseline=baseline,
-        varied=[name for name in names if name not in follow],
+        varied=[name for name in names if name != "eval_iters"],
         variants=variants,
         planned=[name for name in variants if name != baseline],
         seeds=request.seeds,
@@ -92,12 +91,11 @@ def require_variant(baseline: str, variants: Iterable[str]) -> None:
 
 
 def load(folder: pathlib.Path) -> Design | None:
-    """The design in a folder; None if it has none. Raises UserError if study.json is damaged."""
+    """The design in a folder; None if it has none."""
     path = folder / "study.json"
     if not path.exists():
         return None
-    with whole(folder):
-        return Design(**json.loads(path.read_text(encoding="utf-8")))
+    return Design(**json.loads(path.read_text(encoding="utf-8")))
 
 
 @contextlib.contextmanager
@@ -138,10 +136,10 @@ def continued(new: Design, folder: pathlib.Path, baseline: str | None = None) ->
         matters=new.matters or earlier.matters,
     )
     if new.metric != "val_loss":
-        plan.metric, plan.target_loss = new.metric, new.target_loss
+        plan.metric = new.metric
     require_variant(plan.baseline, plan.variants)
     changed = [f"seed {seed} was added" for seed in more]
-    for name in ("metric", "target_loss", "matters", "baseline", "looks"):
+    for name in ("metric", "matters", "baseline", "looks"):
         was, now = getattr(earlier, name), getattr(plan, name)
         if was != now and not (name == "looks" and more):
             changed.append(f"{name} was {shown(was)}, and is {shown(now)} now")

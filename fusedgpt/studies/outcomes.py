@@ -16,7 +16,7 @@ from fusedgpt.studies.design import Design
 from fusedgpt.studies.verdict import Comparison
 
 OVER = ("finished", "diverged")  # a run that failed is tried again by the next call
-WITHOUT = ("diverged", "did not reach the loss", "failed")  # how a run may be over without a value
+WITHOUT = ("diverged", "failed")  # how a run may be over without a value
 EVALS = ("iter", "tokens", "val_loss", "val_bits_per_byte")
 SEEN = ("dtype", "compile", "attention", "world_size")  # in run.json, what ran
 MACHINE = ("device", "torch", "python", "threads", "commit")  # in run.json's environment
@@ -112,7 +112,7 @@ class Results:
         seeds = plan.seeds[: self.counted] if self.decided else plan.seeds
         if missing := sum(o.status == "missing" and o.seed in seeds for o in self.outcomes):
             found.append(f"{missing} runs are missing: {self.counted} of {len(plan.seeds)} seeds count")
-        return found + self._unequal_times() + self._unequal_starts()
+        return found + self._unequal_times()
 
     def _unequal_times(self):
         base = self.seconds(self.design.baseline)
@@ -121,18 +121,6 @@ class Results:
             for name in self.design.variants
             if self.design.minutes and abs(self.seconds(name) - base) > UNEQUAL * base
         ]
-
-    def _unequal_starts(self):
-        """Two versions of the code whose first evaluations differ."""
-        first = {o.seed: set() for o in self.outcomes if self.design.kind == "against"}
-        for o in self.outcomes:
-            if o.seed in first:
-                first[o.seed].update(_floats(o.row, "val_loss")[:1])
-        return [
-            f"the two versions differ before their first step (seed {seed}), so their runs are no pairs"
-            for seed, losses in first.items()
-            if len(losses) > 1
-        ][:1]
 
 
 def folder_of(folder: pathlib.Path, variant: str, seed: int) -> pathlib.Path:
@@ -177,10 +165,9 @@ def read(folder: str | pathlib.Path) -> Results:
     plan = design.load(folder)
     if plan is None:
         raise UserError(f"{folder / 'study.json'} does not exist: name the folder of a study")
-    with design.whole(folder):
-        ended = statuses(folder)
-        plan.variants |= {variant: row["settings"] for (variant, _), row in ended.items() if "settings" in row}
-        found = [outcome(plan, v, seed, ended.get((v, seed), {})) for v in plan.variants for seed in plan.seeds]
+    ended = statuses(folder)
+    plan.variants |= {variant: row["settings"] for (variant, _), row in ended.items() if "settings" in row}
+    found = [outcome(plan, v, seed, ended.get((v, seed), {})) for v in plan.variants for seed in plan.seeds]
     return Results(plan, folder, found)
 
 
@@ -191,30 +178,10 @@ def outcome(plan: Design, variant: str, seed: int, row: dict) -> Outcome:
         value = metric(row, plan)
         if math.isnan(value):
             status, why = "diverged", "not finite at the end"
-        elif math.isinf(value):
-            status, why, value = "did not reach the loss", f"above {plan.target_loss:g}", math.nan
     return Outcome(variant, seed, status, why, value, row)
 
 
 def metric(row: dict, plan: Design) -> float:
-    """The value of the study's metric for a run: infinite if it did not reach the loss, NaN if it is not known.
-
-    Between the first evaluation at or below `target_loss` and the one before, the loss counts as a line. The evaluation
-    itself would be too late, by half an interval on average.
-    """
-    if plan.metric == "bits_per_byte":
-        return float(_floats(row, "val_bits_per_byte")[-1])
-    losses = _floats(row, "val_loss")
-    if plan.metric == "val_loss":
-        return float(losses[-1])
-    known = np.isfinite(losses)
-    at, losses = _floats(row, "tokens")[known], losses[known]
-    reached = np.flatnonzero(losses <= plan.target_loss)
-    if not len(reached):
-        return math.inf
-    around = slice(max(0, reached[0] - 1), reached[0] + 1)
-    return float(np.interp(-plan.target_loss, -losses[around], at[around]))
-
-
-def _floats(row, name):
-    return np.array([number(each) for each in (row.get("evals") or {}).get(name, [])])
+    """The value of the study's metric for a run, at its last evaluation; NaN if it is not known."""
+    named = {"val_loss": "val_loss", "bits_per_byte": "val_bits_per_byte"}[plan.metric]
+    return number((row.get("evals") or {})[named][-1])

@@ -1,7 +1,6 @@
 """The report of a study, from study.json and outcomes.jsonl alone: verdict, table, figure and a page."""
 
 import base64
-import collections
 import csv
 import dataclasses
 import html
@@ -18,15 +17,10 @@ from fusedgpt.machine.files import atomic, json_line
 from fusedgpt.runs import style
 from fusedgpt.runs.pages import fill
 from fusedgpt.runs.style import COLOURS, DPI, WIDTH, plain
-from fusedgpt.studies.design import Design
 from fusedgpt.studies.outcomes import Results
 from fusedgpt.studies.verdict import METHOD
 
-WHAT = {
-    "val_loss": "validation loss",
-    "bits_per_byte": "validation bits per byte",
-    "tokens_to_loss": "tokens to a loss of {loss:g}",
-}
+WHAT = {"val_loss": "validation loss", "bits_per_byte": "validation bits per byte"}
 SIZES = {
     "equivalent": "; surely less than --matters={:g}",
     "no worse": "; surely not worse by --matters={:g}",
@@ -42,19 +36,14 @@ NO_WORD = ("0.45", "s")
 
 
 def write(results: Results, sentences: list[str]) -> list[pathlib.Path]:
-    """Write the report of a study into its folder, with `sentences` as its verdict; returns the paths.
-
-    While runs are missing, it is a report of those that have ended. Raises UserError if the disk refuses.
-    """
+    """Write the report of the runs that have ended, with `sentences` as its verdict; returns the paths."""
     below = [method(results), *(f"Note: {each}." for each in results.warnings())]
     verdict = facts(results) | {"comparisons": [dataclasses.asdict(each) for each in results.comparisons]}
     verdict = json_line(verdict | {"sentences": sentences, "warnings": results.warnings()})  # null for NaN
-    head = ["% needs \\usepackage{booktabs}", *(f"% {line}" for line in below)]
     texts = {
         "verdict.json": json.dumps(json.loads(verdict), indent=1) + "\n",
         "table.csv": _csv(rows(results)),
         "table.md": "\n\n".join([markdown(results), *below]) + "\n",
-        "table.tex": "\n".join([*head, _tabulated(cells(results), "latex_booktabs"), ""]),
     }
     content = images(results) | {name: text.encode() for name, text in texts.items()}
     content["study.html"] = _page(results, sentences, content.get("differences.png"))
@@ -62,11 +51,6 @@ def write(results: Results, sentences: list[str]) -> list[pathlib.Path]:
         with atomic(results.folder / name) as file:
             file.write(each)
     return [results.folder / name for name in content]
-
-
-def what(plan: Design) -> str:
-    """What the values of a study are."""
-    return WHAT[plan.metric].format(loss=plan.target_loss)
 
 
 def number(value: float, digits: int = 3, sign: str = "-") -> str:
@@ -140,17 +124,6 @@ def probability(p: float) -> str:
     if math.isnan(p):
         return ""
     return f"= {p:.3g}" if p >= 1e-4 else "< 0.0001"
-
-
-def headline(results: Results) -> str:
-    """What the study found, in a few words."""
-    plan, planned = results.design, [c for c in results.comparisons if c.planned]
-    if plan.kind == "search":
-        return f"A search of {len(plan.variants)} variants"
-    if better := sorted((c for c in planned if c.word == "better"), key=lambda c: c.mean):
-        return f"{better[0].variant} is better than {plan.baseline} by {number(-better[0].mean)} ({what(plan)})"
-    found = collections.Counter(c.word for c in planned)
-    return f"Beside {plan.baseline}: {', '.join(f'{n} {word}' for word, n in found.items()) or 'no verdict'}"
 
 
 def facts(results: Results) -> dict[str, Any]:
@@ -233,9 +206,9 @@ def differences(results: Results) -> Any:
     from matplotlib.figure import Figure
 
     plan, found = results.design, [c for c in results.comparisons if c.n]
-    subject = f"difference in {what(plan)} to {plan.baseline}, over pairs of equal seeds; 95 % intervals"
     figure = Figure(figsize=(WIDTH, 0.5 + 0.24 * len(found)), layout="constrained")
-    style.title(figure, headline(results), [subject, *(f"Note: {each}" for each in results.warnings()[:3])])
+    notes = ["over pairs of equal seeds; 95 % intervals", *(f"Note: {each}" for each in results.warnings()[:3])]
+    style.title(figure, f"Difference in {WHAT[plan.metric]} to {plan.baseline}", notes)
     axes = figure.subplots()
     for row, each in enumerate(found):
         color, mark = WORDS.get(each.word, NO_WORD) if each.planned else NO_WORD
@@ -245,10 +218,9 @@ def differences(results: Results) -> Any:
         said = f"{number(each.mean, 3, '+')}  {word(each)}".replace("-", "−")
         axes.annotate(said, (1.02, row), xycoords=("axes fraction", "data"), va="center", color=color, fontsize=8)
     axes.axvline(0, color="0.3", linewidth=0.9)
-    axes.set(ylim=(len(found) - 0.5, -0.5), xlabel=f"difference in {what(plan)}: left is better")
+    axes.set(ylim=(len(found) - 0.5, -0.5), xlabel=f"difference in {WHAT[plan.metric]}: left is better")
     names = [textwrap.wrap(each.variant, 26, max_lines=2, placeholder="…") for each in found]
     axes.set_yticks(range(len(found)), [plain("\n".join(lines)) for lines in names], fontsize=8)
-    axes.locator_params(axis="x", nbins=5)  # numbers of tokens are long
     axes.tick_params(axis="y", length=0)
     axes.grid(True, axis="x")
     return figure
@@ -256,15 +228,13 @@ def differences(results: Results) -> Any:
 
 def _page(results, sentences, figure):
     """study.html: one file that loads nothing."""
-    parts = [f"<p class='lead'>{html.escape(headline(results))}.</p>"]
+    parts = [_list(sentences), f"<div class='scroll'>{_tabulated(cells(results), 'html')}</div>"]
     if warnings := results.warnings():
-        parts.append(f"<section class='card warning'><b>Before you believe it</b>{_list(warnings)}</section>")
-    parts += [_list(sentences), f"<div class='scroll'>{_tabulated(cells(results), 'html')}</div>"]
+        parts.insert(0, f"<section class='card warning'><b>Before you believe it</b>{_list(warnings)}</section>")
     parts.append(f"<p class='muted'>{html.escape(method(results))}</p>")
     if figure:
         data = base64.b64encode(figure).decode()
         parts.append(f"<figure><img alt='differences' src='data:image/png;base64,{data}'></figure>")
-    parts.append("<p class='muted'>How it was made: verdict.json. Each run: runs/VARIANT/seed-N/report.html</p>")
     title = f"A study of {', '.join(results.design.varied) or results.design.baseline}"
     return fill(title, f"<div class='study'>{''.join(parts)}</div>")
 

@@ -72,9 +72,7 @@ def settle(plan: Design, out_dir: pathlib.Path, folder: pathlib.Path) -> None:
         plan.save(folder)
 
 
-def launch(
-    plan: Design, roots: Roots, variant: str, flags: dict[str, Any], log: IO, if_killed: int
-) -> subprocess.Popen:
+def launch(plan: Design, roots: Roots, variant: str, flags: dict, log: IO, if_killed: int) -> subprocess.Popen:
     """Start a train.py with these flags in a session of its own: Ctrl-C reaches the study alone, which tells its runs.
 
     if_killed: the signal that Linux sends it if the study is killed. If there is one version, all variants have it.
@@ -112,8 +110,8 @@ class Runner:
         self.plan, self.folder, self.roots, self.lock, self.say = plan, folder, roots, lock, say
         self.running, self.signals, self.again = [], [], set()
 
-    def run(self, jobs: list[Job], at_once: int, deadline: float) -> Iterator[Job]:
-        """Run the `jobs`, and yield each that has ended. Begins none after `deadline`, of time.monotonic().
+    def run(self, jobs: list[Job], at_once: int) -> Iterator[Job]:
+        """Run the `jobs`, and yield each that has ended.
 
         A run that is killed is tried once more, after the others. Ends the script after a signal, once the runs have
         saved. Raises UserError if the disk is full, if the code or the data have changed, or if the first run cannot
@@ -121,31 +119,44 @@ class Runner:
         """
         waiting = jobs[::-1]
         self.lines = Lines(self.folder / "outcomes.jsonl")
-        try:
-            with self._signals():
-                while self.running or (waiting and time.monotonic() < deadline and not self.signals):
-                    while waiting and self._may_start(at_once) and time.monotonic() < deadline and not self.signals:
-                        self._start(waiting.pop())
-                    time.sleep(POLL_S)
-                    if self.running:
-                        settle(self.plan, self.running[0].out_dir, self.folder)
-                    for process in [each for each in self.running if each.popen.poll() is not None]:
-                        if self._killed(process):
-                            self.again.add(process.job)
-                            waiting.insert(0, process.job)
-                        elif not self.signals:  # otherwise it saved and ended because the study did
-                            self._ended(process)
-                            yield process.job
-            if self.signals:
-                self.say("stopped: the runs have saved. Give the same command to go on")
-                sys.exit(128 + self.signals[0])
-        finally:  # each saves first
-            for process in self.running:
-                process.popen.send_signal(signal.SIGTERM)
-            for process in self.running:
-                process.popen.wait()
-                process.log.close()
-            self.running = []
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._end_runs)
+            for number in SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    stack.callback(signal.signal, number, signal.signal(number, self._catch))
+            while self.running or (waiting and not self.signals):
+                while waiting and self._may_start(at_once) and not self.signals:
+                    self._start(waiting.pop())
+                time.sleep(POLL_S)
+                if self.running:
+                    settle(self.plan, self.running[0].out_dir, self.folder)
+                for process in [each for each in self.running if each.popen.poll() is not None]:
+                    if self._killed(process):
+                        self.again.add(process.job)
+                        waiting.insert(0, process.job)
+                    elif not self.signals:  # otherwise it saved and ended because the study did
+                        self._ended(process)
+                        yield process.job
+        if self.signals:
+            self.say("stopped: the runs have saved. Give the same command to go on")
+            sys.exit(128 + self.signals[0])
+
+    def _catch(self, number, frame):
+        """End the runs, so that the study can end. A second Ctrl-C ends it at once."""
+        self.signals.append(number)
+        for process in self.running:
+            process.popen.send_signal(signal.SIGTERM)
+        if number == signal.SIGINT:
+            signal.signal(number, signal.default_int_handler)
+
+    def _end_runs(self):
+        """End what is running; each run saves first."""
+        for process in self.running:
+            process.popen.send_signal(signal.SIGTERM)
+        for process in self.running:
+            process.popen.wait()
+            process.log.close()
+        self.running = []
 
     def _may_start(self, at_once):
         """Until the first run has settled what `auto` means, it runs alone."""
@@ -195,26 +206,6 @@ class Runner:
             row["settings"] = self.plan.variants[job[0]]
         row |= outcomes.row_of(outcomes.folder_of(self.folder, *job))
         self.lines.add(json_line(row))
-
-    @contextlib.contextmanager
-    def _signals(self):
-        """Catch signals that end the study, so that it can end its runs first. A second Ctrl-C ends it at once."""
-
-        def catch(number, frame):
-            self.signals.append(number)
-            for process in self.running:
-                process.popen.send_signal(signal.SIGTERM)
-            if number == signal.SIGINT:
-                signal.signal(number, signal.default_int_handler)
-
-        before = {number: signal.getsignal(number) for number in SIGNALS}
-        try:
-            for number in [number for number in SIGNALS if before[number] is not signal.SIG_IGN]:
-                signal.signal(number, catch)
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def name_of(job: Job) -> str:

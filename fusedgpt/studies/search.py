@@ -2,8 +2,9 @@
 
     optuna-dashboard sqlite:///out-study/study.db       looks at it, also while it runs
 
-A trial is a variant, run with all seeds; its value is the mean over them, infinite if a run has none. If a worker ends
-within a trial, its heartbeat stops, and Optuna queues the trial again. Several workers may end with a trial more each.
+A trial is a variant, run with all seeds; its value is the mean over them, infinite if a run has none, or if settings
+do not fit together, as n_head=5 and n_embd=256. If a worker ends within a trial, its heartbeat stops, and Optuna queues
+the trial again. Several workers may end with a trial more each.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ from typing import Any
 
 from fusedgpt.errors import UserError, first_line, shown
 from fusedgpt.machine import files
-from fusedgpt.settings import Settings, validate_each
+from fusedgpt.settings import Settings
 from fusedgpt.studies import command, design, outcomes
 from fusedgpt.studies.command import Request
 from fusedgpt.studies.design import Design
@@ -24,12 +25,10 @@ from fusedgpt.studies.outcomes import Results
 from fusedgpt.studies.runner import Runner
 
 RANGE = re.compile(r"([^|]+?)\.\.([^|]+?)(:log)?")
-OF_ALL = ("seed", "dataset", "init_from")  # each trial has the same
 HEARTBEAT_S, GRACE_S = 15, 180  # seconds between heartbeats, and without one until a trial is queued again
 NAP_S = 1.0  # seconds until a variant that another worker runs is looked at again
-FRUITLESS = 30  # trials in a row without a value until a worker gives up; many do not fit, as n_head=5 and n_embd=256
 FRESH_SEEDS = 5  # for the study that confirms a search
-FIXED = ("kind", "space", "varied", "metric", "target_loss", "seeds")
+FIXED = ("kind", "space", "varied", "metric", "seeds")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +72,6 @@ def space_of(text: str, shared: Settings) -> dict[str, Axis]:
         name, _, values = (part.strip() for part in item.partition("="))
         if not values or name in space:
             raise UserError(f"--search has {shown(item)}: write each setting once, as low..high, low..high:log or a|b")
-        if name in OF_ALL:
-            raise UserError(f"--search cannot choose {name}: it is one for all trials")
         command.require_may_vary(name)
         space[name] = _axis(name, values, shared)
     return space
@@ -89,9 +86,6 @@ def _axis(name, text, shared):
     low, high = (command.value_of(name, each, shared) for each in found.groups()[:2])
     if type(low) not in (int, float) or not low < high < math.inf or (found[3] and low <= 0):
         raise UserError(f"--search: {name}={text} must be numbers that go up, above 0 with :log, or choices, a|b")
-    for value in (low, high):
-        # a bound need not fit the other dimensions: a trial takes others until they fit
-        validate_each(dataclasses.replace(shared, out_dir="run", **{name: value}))
     return Axis(low=low, high=high, log=bool(found[3]))
 
 
@@ -103,9 +97,6 @@ def prepared(request: Request) -> Request:
     s = request.study
     if s.against or list(request.variants) != ["config"]:
         raise UserError("--search chooses the variants: leave out --against and the lists of values, except for --seed")
-    if s.jobs > len(request.seeds):
-        raise UserError(f"jobs={s.jobs}: a trial of a search runs its {len(request.seeds)} seed(s): start more workers")
-    command.require_meant(s.trials * len(request.seeds), s)
     space = space_of(s.search, request.shared)
     baseline = {name: axis.nearest(getattr(request.shared, name)) for name, axis in space.items()}
     changes = command.completed(request, baseline)
@@ -113,32 +104,27 @@ def prepared(request: Request) -> Request:
     return dataclasses.replace(request, variants={command.name_of(baseline): changes})
 
 
-def run(request: Request, runner: Runner, deadline: float) -> None:
-    """Take trials until there are enough, or until `deadline`, of time.monotonic(). Leaves what `outcomes.read` reads.
+def run(request: Request, runner: Runner) -> None:
+    """Take trials until there are enough. Leaves what `outcomes.read` reads.
 
     Raises UserError if the storage has another study, or fails.
     """
-    try:
-        import optuna
-        from sqlalchemy import exc
-    except ImportError as error:
-        raise UserError("--search needs Optuna: pip install 'optuna>=4.9'") from error
+    import optuna
+    from sqlalchemy import exc
+
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # heartbeats are an experiment, says Optuna
         try:
-            Worker(request, runner).work(deadline)
+            Worker(request, runner).work()
         except Exception as error:
-            kinds = (exc.SQLAlchemyError, optuna.exceptions.StorageInternalError, ImportError)
+            kinds = (exc.SQLAlchemyError, optuna.exceptions.StorageInternalError)
             # if the storage is gone, Optuna may end in an error of its own beside it
             found = next((each for each in (error, error.__context__) if isinstance(each, kinds)), None)
             if not found:
                 raise
             why = without_password(first_line(found.__cause__ or found))
-            raise UserError(
-                f"the storage fails: {why}. Nothing is lost: give the same command again, with a --storage as in"
-                " postgresql://user@host/db, which needs pip install 'psycopg[binary]'"
-            ) from error
+            raise UserError(f"the storage fails: {why}. Nothing is lost: give the same command again") from error
 
 
 class Worker:
@@ -149,11 +135,8 @@ class Worker:
 
         self.request, self.runner, self.plan, self.folder = request, runner, runner.plan, runner.folder
         self.space, self.trials = space_of(request.study.search, request.shared), request.study.trials
-        self.fruitless, self.no_value = 0, optuna.TrialPruned
-        self._open(optuna)
-
-    def _open(self, optuna):
-        shared, queue_again = self.request.study.storage, optuna.storages.RetryHeartbeatStaleTrialCallback()
+        self.pruned = optuna.TrialPruned
+        shared, queue_again = request.study.storage, optuna.storages.RetryHeartbeatStaleTrialCallback()
         url = shared or f"sqlite:///{self.folder.resolve() / 'study.db'}"
         storage = _storage(url, heartbeat_stale_trial_callback=queue_again)
         name = self.folder.resolve().name
@@ -176,58 +159,45 @@ class Worker:
     def _in_state(self, name):
         return [each for each in self.study.get_trials(deepcopy=False) if each.state.name == name]
 
-    def work(self, deadline: float) -> None:
-        """Take trials until there are enough, or none may begin."""
+    def work(self) -> None:
+        """Take trials until there are enough."""
         from optuna.study import MaxTrialsCallback
 
         self.plan.save(self.folder)
         if len(self._in_state("COMPLETE")) < self.trials:
-            left = deadline - time.monotonic()
-            self.study.optimize(self._value, timeout=left, callbacks=[self._ended, MaxTrialsCallback(self.trials)])
+            self.study.optimize(self._value, callbacks=[self._ended, MaxTrialsCallback(self.trials)])
         self._copy_outcomes()
 
     def _ended(self, study, trial):
         if trial.state.name == "COMPLETE":
-            self.fruitless = 0
             best = "; the best so far" * (trial.number == study.best_trial.number)
             value = f"{trial.user_attrs['variant']}: {self.plan.metric} {trial.value:.5g}{best}"
             self.runner.say(f"trial {len(self._in_state('COMPLETE'))} of {self.trials}, {value}")
 
     def _value(self, trial):
-        """Run the variant of a trial with all seeds; the mean of their values. Raises Optuna's TrialPruned if none."""
+        """Run the variant of a trial with all seeds; the mean of their values."""
         values = {name: axis.suggested(trial, name) for name, axis in self.space.items()}
-        variant, changes = command.name_of(values), self._fitting(values)
+        variant = command.name_of(values)
         trial.set_user_attr("variant", variant)
-        others = [each for each in self._in_state("RUNNING") if each.number < trial.number]
-        if any(each.user_attrs.get("variant") == variant for each in others):
-            time.sleep(NAP_S)
-            raise self.no_value
-        changes = self.plan.variants.setdefault(variant, changes)
-        jobs = [(variant, seed) for seed in self.plan.seeds]
-        list(self.runner.run(outcomes.left(self.folder, jobs), self.request.study.jobs, math.inf))
-        ended = outcomes.statuses(self.folder)
-        rows = [ended[job] | {"settings": changes} for job in jobs]
-        trial.set_user_attr("rows", rows)
-        found = [outcomes.outcome(self.plan, variant, row["seed"], row) for row in rows]
-        if failed := [each.why for each in found if each.status == "failed"]:
-            self._without_value(f"{variant} failed: {failed[0]}")
-        losses = [each.value for each in found]
-        return math.inf if any(map(math.isnan, losses)) else sum(losses) / len(losses)
-
-    def _fitting(self, values):
-        """The settings of a variant. Raises Optuna's TrialPruned if they do not fit together."""
+        trial.set_user_attr("rows", [])
         try:
             changes = command.completed(self.request, values)
             command.require_fit(self.request, changes)
         except UserError as error:
-            self._without_value(str(error))
-        return changes
-
-    def _without_value(self, why):
-        self.fruitless += 1
-        if self.fruitless == FRUITLESS:
-            raise UserError(f"{FRUITLESS} trials in a row have no value, the last because {why}")
-        raise self.no_value(why)
+            self.runner.say(f"{variant} is not tried: {error}")
+            return math.inf
+        others = [each for each in self._in_state("RUNNING") if each.number < trial.number]
+        if any(each.user_attrs.get("variant") == variant for each in others):
+            time.sleep(NAP_S)
+            raise self.pruned
+        changes = self.plan.variants.setdefault(variant, changes)
+        jobs = [(variant, seed) for seed in self.plan.seeds]
+        list(self.runner.run(outcomes.left(self.folder, jobs), self.request.study.jobs))
+        ended = outcomes.statuses(self.folder)
+        rows = [ended[job] | {"settings": changes} for job in jobs]
+        trial.set_user_attr("rows", rows)
+        losses = [outcomes.outcome(self.plan, variant, row["seed"], row).value for row in rows]
+        return math.inf if any(map(math.isnan, losses)) else sum(losses) / len(losses)
 
     def _copy_outcomes(self):
         """Note runs that other workers have in folders of their own, so that the report needs no storage."""

@@ -25,44 +25,32 @@ STEPS_ALONE |= dict(always_save_checkpoint=False, log_interval=1)  # each step i
 STEPS_ALONE |= dict(learning_rate=0.0, decay_lr=False, weight_decay=0.0)  # it does not diverge, and takes as long
 
 
-def measure(
-    plan: Design, names: list[str], roots: runner.Roots, folder: pathlib.Path, say: runner.Say
-) -> dict[str, dict[str, Any]]:
+def measure(plan: Design, names: list[str], roots: runner.Roots, folder: pathlib.Path) -> dict[str, dict[str, Any]]:
     """{variant: {ms, and how many times that of `reference` it is: times, low, high}} for the variants `names`.
 
     The reference is the baseline of the first turns; it has ms alone. The first that starts settles what `auto` means
     for all runs. A variant that cannot be timed is missing, unless --minutes needs its time: then it raises UserError.
     """
     reference = next((name for name, each in plan.times.items() if "times" not in each), plan.baseline)
-    found, of_base = {}, []
-    with _optional(plan, say), contextlib.closing(_Training(plan, reference, roots, folder)) as base:
+    found, of_base, optional = {}, [], contextlib.suppress(UserError)
+    if plan.minutes:
+        optional = contextlib.nullcontext()
+    with optional, contextlib.closing(_Training(plan, reference, roots, folder)) as base:
         base.warm_up()
         runner.settle(plan, base.out_dir, folder)
         for name in [name for name in names if name != reference]:
-            with _optional(plan, say), contextlib.closing(_Training(plan, name, roots, folder)) as other:
+            with optional, contextlib.closing(_Training(plan, name, roots, folder)) as other:
                 other.warm_up()
                 laps = _laps({reference: base.turn, name: other.turn})
                 of_base += laps.of(reference)
                 ratio = turns.ratio(laps.ms, reference, name)
                 found[name] = dict(times=ratio.times, low=ratio.low, high=ratio.high)
-                say(f"{name}: a step takes {ratio.times:.3g} times as long as one of {reference}")
         of_base = of_base or _laps({reference: base.turn}).of(reference)
     if not of_base:
         return {}
     # one time of the reference for all, so that a minute in which the machine is slow lengthens the step of none alone
     ms = plan.times.get(reference, {}).get("ms") or statistics.median(of_base)
     return {reference: dict(ms=ms)} | {name: dict(ms=ms * each["times"], **each) for name, each in found.items()}
-
-
-@contextlib.contextmanager
-def _optional(plan, say):
-    """Only say what cannot be timed, unless --minutes needs it."""
-    try:
-        yield
-    except UserError as error:
-        if plan.minutes:
-            raise
-        say(f"not timed: {error}")
 
 
 def _laps(contenders):

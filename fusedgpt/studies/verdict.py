@@ -1,14 +1,11 @@
 """Which variants of a study are better or worse than its baseline: paired differences, corrected for their number.
 
-A variant and the baseline have a pair of runs for each seed. The two share what follows from the seed, such as batches
-and initial weights, so their difference varies less than that of two runs with different seeds. Lower is better.
+The two runs of a pair share what follows from the seed, such as batches and initial weights. Lower is better.
 
-p: Student's paired t test ("The Probable Error of a Mean", Biometrika 6, 1908), corrected for planned looks (S. Pocock,
-"Group Sequential Methods", Biometrika 64, 1977) and for the number of comparisons (S. Holm, "A Simple Sequentially
-Rejective Multiple Test Procedure", Scandinavian Journal of Statistics 6, 1979). Intervals hold together (Bonferroni),
-and end at 0 where Holm finds a difference (O. Guilbaud, "Simultaneous Confidence Regions Corresponding to Holm's
-Step-Down Procedure", Biometrical Journal 50, 2008). Power: the noncentral t distribution (J. Cohen, "Statistical Power
-Analysis for the Behavioral Sciences", 1988). `tests/calibration.py` measures whether all this holds.
+p: Student's paired t test, corrected for planned looks (S. Pocock, Biometrika 64, 1977) and for the number of
+comparisons (S. Holm, Scandinavian Journal of Statistics 6, 1979). Intervals hold together (Bonferroni), and end at 0
+where Holm finds a difference (O. Guilbaud, Biometrical Journal 50, 2008). Power: the noncentral t distribution.
+`tests/calibration.py` measures whether all this holds.
 """
 
 import bisect
@@ -201,11 +198,7 @@ def seeds_needed(mean: float, sd: float, level: float = LEVEL) -> int:
 
 @functools.cache
 def _in_standard_errors(n, level):
-    """How many standard errors of the mean a true difference must be for n pairs to find it with 80 % power.
-
-    To find it means that the ratio of mean and standard error is beyond the two-sided quantile of Student's t, on the
-    right side. The ratio has the noncentral t distribution.
-    """
+    """How many standard errors of the mean a true difference must be for n pairs to find it with 80 % power."""
     from scipy import optimize, stats
 
     beyond = stats.t.isf(level / 2, n - 1)

@@ -9,7 +9,6 @@ import hashlib
 import io
 import os
 import pathlib
-import shutil
 import subprocess
 import tarfile
 import tempfile
@@ -17,7 +16,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from fusedgpt import home
-from fusedgpt.attention.table import is_own
 from fusedgpt.data import dataset
 from fusedgpt.errors import UserError, shown
 from fusedgpt.machine.files import atomic
@@ -25,7 +23,6 @@ from fusedgpt.studies.command import safe
 
 # the code that a run of train.py executes
 CODE = ("train.py", "model.py", "configurator.py", "fusedgpt/**/*.py")
-MODEL = ("*.json", "*.safetensors", "*.bin")  # of a folder that init_from names, what decides on the initial weights
 
 
 def other(root: pathlib.Path, named: str, folder: pathlib.Path) -> tuple[str, pathlib.Path, dict[str, Any]]:
@@ -36,19 +33,15 @@ def other(root: pathlib.Path, named: str, folder: pathlib.Path) -> tuple[str, pa
     if named and (pathlib.Path(named) / "train.py").is_file():
         there = pathlib.Path(named).resolve()
         return safe(there.name), there, {"named": named, "commit": _said(there, "rev-parse", "HEAD")}
-    try:
-        sha = _git(root, "rev-parse", "--verify", "--end-of-options", f"{named}^{{commit}}").decode().strip()
-        content = _git(root, "archive", sha)
-    except UserError as error:
-        raise UserError(
-            f"against={shown(named)} is no commit of {root}: {error}. It takes the folder of a clone, a branch, a tag"
-            " or a commit, such as HEAD~1"
-        ) from error
+    sha = _said(root, "rev-parse", "--verify", "--end-of-options", f"{named}^{{commit}}")
+    if not sha:
+        takes = "It takes the folder of a clone, a branch, a tag or a commit, such as HEAD~1"
+        raise UserError(f"against={shown(named)} is no commit of {root}, by git. {takes}")
     there = (folder / sha[:7]).resolve()
     if not there.exists():
         folder.mkdir(parents=True, exist_ok=True)
         aside = pathlib.Path(tempfile.mkdtemp(dir=folder))  # a kill leaves no half of a version
-        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        with tarfile.open(fileobj=io.BytesIO(_git(root, "archive", sha))) as archive:
             archive.extractall(aside, filter="data")
         aside.replace(there)
     return sha[:7], there, {"named": named, "commit": sha}
@@ -86,12 +79,8 @@ def digest(root: pathlib.Path) -> str:
 
 
 def data(runs: Iterable[dict[str, Any]]) -> dict[str, str]:
-    """{what: SHA-256} of all that `runs` with these settings read beside the project's code.
-
-    That is each split of their data, the file of an own kernel, and the folder of a model that a run begins with.
-    Raises UserError if data are missing.
-    """
-    runs, found = list(runs), {}
+    """{what: SHA-256} of each split that `runs` with these settings read. Raises UserError if data are missing."""
+    found = {}
     for name in sorted({run["dataset"] for run in runs if "dataset" in run}):
         folder = dataset.find_folder(home.ROOT, name)
         meta = dataset.read_meta(folder)
@@ -99,12 +88,6 @@ def data(runs: Iterable[dict[str, Any]]) -> dict[str, str]:
             dataset.TokenFile(folder, split, meta)  # raises if it is missing
             paths = [*folder.glob(f"{split}.bin"), *folder.glob(f"{split}_*.bin"), *folder.glob("meta.*")]
             found[f"{name}/{split}"] = _digest({path.name: path for path in paths})
-    for kernel, model in {(run.get("attention", "auto"), run.get("init_from", "scratch")) for run in runs}:
-        path = kernel.rpartition(":")[0]
-        if is_own(kernel) and pathlib.Path(path).is_file():
-            found[path] = _digest({path: pathlib.Path(path)})
-        if model != "scratch" and pathlib.Path(model).is_dir():
-            found[model] = _digest({path.name: path for pattern in MODEL for path in pathlib.Path(model).glob(pattern)})
     return found
 
 
@@ -133,8 +116,6 @@ def _said(root, *command):
 
 def _git(folder, *command, **variables):
     """What a git command in `folder` prints. Raises UserError with git's own words if it fails."""
-    if not shutil.which("git"):
-        raise UserError("--against needs git, but there is no program git here: install it")
     # no hook of the user's runs, and `git status` does not write to the index
     quiet = ("--no-optional-locks", "-c", f"core.hooksPath={os.devnull}")
     how = dict(stdin=subprocess.DEVNULL, capture_output=True, env=os.environ | variables)

@@ -25,7 +25,7 @@ def plan(seeds=(1, 2), variants=VARIANTS, code="abc", data="def", version="worki
 
 
 def test_a_design_comes_back_from_the_disk(tmp_path):
-    one = plan(study=dict(looks="2", matters=0.01, metric="tokens_to_loss", target_loss=2), seeds=(1, 2, 3))
+    one = plan(study=dict(looks="2", matters=0.01, metric="bits_per_byte"), seeds=(1, 2, 3))
     assert one.baseline == "learning_rate=0.001" and one.planned == ["learning_rate=0.002"]
     assert one.varied == ["learning_rate"] and one.looks == [2, 3]
     assert not {"learning_rate", "seed", "out_dir", "minutes"} & one.settings.keys()
@@ -108,5 +108,5 @@ def test_a_folder_without_a_run_is_begun_anew_and_runs_need_their_design(tmp_pat
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"more": 1}'])
 def test_a_damaged_file_is_named(tmp_path, content):
     (tmp_path / "study.json").write_text(content)
-    with pytest.raises(UserError, match=r"study\.json or outcomes\.jsonl in .* is damaged"):
+    with pytest.raises(UserError, match=r"study\.json or outcomes\.jsonl in .* is damaged"), design.whole(tmp_path):
         design.load(tmp_path)

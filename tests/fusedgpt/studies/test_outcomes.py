@@ -7,7 +7,7 @@ import pytest
 
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import json_line
-from fusedgpt.studies import outcomes
+from fusedgpt.studies import design, outcomes
 from tests.fusedgpt.studies import by_hand
 from tests.fusedgpt.studies.by_hand import row, study
 
@@ -38,25 +38,12 @@ def test_the_line_of_a_run_has_what_a_report_needs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("metric", "target", "value"),
-    [
-        ("val_loss", None, 1.5),  # the last, not the lowest
-        ("bits_per_byte", None, 0.75),
-        ("tokens_to_loss", 2.5, 50_000.0),
-        ("tokens_to_loss", 3.25, 25_000.0),  # on the line between two evaluations
-    ],
+    ("metric", "value"),
+    [("val_loss", 1.5), ("bits_per_byte", 0.75)],  # the last, not the lowest
 )
-def test_metrics(tmp_path, metric, target, value):
-    found = read(tmp_path, losses={"a": {1: [4.0, 2.5, 1.4, 1.5]}}, metric=metric, target_loss=target)
+def test_metrics(tmp_path, metric, value):
+    found = read(tmp_path, losses={"a": {1: [4.0, 2.5, 1.4, 1.5]}}, metric=metric)
     assert found.values()["a"][1] == pytest.approx(value)
-
-
-def test_a_loss_that_is_not_reached_is_no_value(tmp_path):
-    losses = {"a": {1: [4.0, 2.0], 2: [4.0, 2.0]}, "b": {1: [4.0, 2.0], 2: [4.0, 3.0]}}
-    found = read(tmp_path, losses=losses, metric="tokens_to_loss", target_loss=2.5)
-    assert found.values()["b"].keys() == {1} and found.without("b") == {"did not reach the loss": 1}
-    assert not found.comparisons[0].tested
-    assert "b: 1 of 2 runs did not reach the loss (above 2.5)" in found.warnings()
 
 
 def test_a_run_that_diverged_has_no_invented_value(tmp_path):
@@ -109,17 +96,11 @@ def test_unequal_time_is_said(tmp_path):
     assert found.warnings() == ["the steps of b took 1.1 s, those of the baseline 1 s, in equal minutes"]
 
 
-def test_versions_that_begin_otherwise_are_no_pairs(tmp_path):
-    losses = {"abc1234": {1: [4.0, 2.0], 2: [4.1, 2.0]}, "working tree": {1: [4.0, 1.9], 2: [4.2, 1.9]}}
-    (said,) = read(tmp_path, losses=losses, kind="against").warnings()
-    assert said.startswith("the two versions differ before their first step (seed 2)")
-
-
 @pytest.mark.parametrize("evals", [[1], {"val_loss": 3}, {}])
 @pytest.mark.parametrize("edit", [{}, {"seeds": 3}, {"metric": "speed"}, {"baseline": "gone"}])
 def test_what_is_damaged_is_named(tmp_path, evals, edit):
     line = {"variant": "a", "seed": 1, "status": "finished", "evals": evals}
-    with pytest.raises(UserError, match=r"outcomes\.jsonl in .* is damaged"):
+    with pytest.raises(UserError, match=r"outcomes\.jsonl in .* is damaged"), design.whole(tmp_path):
         read(tmp_path, line, losses={"a": {1: [4.0, 2.0]}}, **edit)
 
 

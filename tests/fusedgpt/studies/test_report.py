@@ -35,8 +35,6 @@ def test_a_sentence_has_difference_interval_p_and_time(tmp_path):
         f"other is better than base: val_loss {report.number(c.mean)} (95 % interval {low} to {high}, 4 seeds, p "
     )
     assert "; a step takes 1.08 times (1.07 to 1.09) as long; to find half of this difference takes " in said
-    assert report.headline(results) == f"other is better than base by {report.number(-c.mean)} (validation loss)"
-    assert report.headline(one(tmp_path / "two", -0.05, -0.3)).startswith("more is better than base by 0.299")
 
 
 def test_no_difference_says_what_the_seeds_find(tmp_path):
@@ -46,7 +44,6 @@ def test_no_difference_says_what_the_seeds_find(tmp_path):
     low, high = results.comparisons[0].found
     assert f"; 4 seeds find {report.number(low)} to {report.number(high)} in 80 % of studies" in said
     assert "; surely less than --matters=0.1; " in said
-    assert report.headline(results) == "Beside base: 1 no difference found"
 
 
 @pytest.mark.parametrize(
@@ -92,16 +89,13 @@ def test_the_table_is_that_of_scipy_and_numpy(written):
     p = 2 * stats.ttest_rel(muon, base).pvalue  # two were planned
     assert found == pytest.approx([np.mean(muon), np.std(muon, ddof=1), -0.2, p, 20.0, 2.0])
     assert row["verdict"] == "better" and rows["learning_rate=0.01,optimizer=adamw"]["difference"] == ""
-    tex = (folder / "table.tex").read_text()
-    assert r"learning\_rate=0.01" in tex and r"\toprule" in tex
-    assert all(line.startswith("%") or "%" not in line.replace(r"\%", "") for line in tex.splitlines())
     assert "| `learning_rate=0.01,optimizer=adamw` |" in (folder / "table.md").read_text()
 
 
 def test_every_output_has_the_method_and_the_warnings(written):
     # warnings reached the page and verdict.json, not the tables and figures that go into a paper
     folder, results = written
-    for name in ("table.md", "table.tex", "verdict.json", "study.html"):
+    for name in ("table.md", "verdict.json", "study.html"):
         text = (folder / name).read_text()
         assert "by Student's t test" in text.replace("&#x27;", "'"), name
         assert "1 of 3 runs diverged" in text, name

@@ -1,7 +1,6 @@
 """The runs of a study with a train.py that learns nothing: in this process where it is not about processes."""
 
 import contextlib
-import math
 import os
 import shutil
 import signal
@@ -40,11 +39,11 @@ def runner_of(tmp_path, plan):
         yield runner.Runner(plan, tmp_path / "study", {"working tree": code}, lock, print)
 
 
-def run(tmp_path, plan, at_once=1, jobs=None, deadline=math.inf, processes=False):
+def run(tmp_path, plan, at_once=1, jobs=None, processes=False):
     """Run a study, with or without processes; the jobs in the order in which they ended."""
     where = contextlib.nullcontext() if processes else fakes.in_this_process()
     with where, runner_of(tmp_path, plan) as own:
-        return list(own.run(runner.order(plan) if jobs is None else jobs, at_once, deadline))
+        return list(own.run(runner.order(plan) if jobs is None else jobs, at_once))
 
 
 def settings_of(tmp_path, job):
@@ -120,7 +119,7 @@ def test_a_study_whose_data_or_code_are_changed_ends(tmp_path, data):
         for path, before, after in [(copy / "train.bin", ids, ids[::-1]), (model, b"", b"# new")]:
             path.write_bytes(before)
             the_plan.code = {"working tree": versions.digest(tmp_path / "code")}
-            running = own.run(outcomes.left(own.folder, runner.order(the_plan)), 1, math.inf)
+            running = own.run(outcomes.left(own.folder, runner.order(the_plan)), 1)
             next(running)
             path.write_bytes(after)
             with pytest.raises(UserError, match=r"(/train|the code of working tree) changed since the study"):
@@ -147,14 +146,14 @@ def test_a_run_that_is_killed_again_fails(tmp_path, monkeypatch):
 
 
 STUDY = """
-import math, pathlib, sys
+import pathlib, sys
 from fusedgpt.machine import files
 from fusedgpt.studies import design, runner
 folder, code = map(pathlib.Path, sys.argv[1:])
 plan = design.load(folder)
 with files.lock(folder) as lock:
     own = runner.Runner(plan, folder, {"working tree": code}, lock, print)
-    list(own.run(runner.order(plan), 2, math.inf))
+    list(own.run(runner.order(plan), 2))
 """
 
 

@@ -38,10 +38,9 @@ def measure(tmp_path, monkeypatch):
     monkeypatch.setattr(step_time, "TURN", 0.05)
     monkeypatch.setattr(step_time, "SECONDS", 2.0)
     (tmp_path / "train.py").write_text(SLEEPS)
-    said = []
 
     def measure(plan, names=None):
-        return step_time.measure(plan, names or list(plan.variants), {"a": tmp_path}, tmp_path / "study", said.append)
+        return step_time.measure(plan, names or list(plan.variants), {"a": tmp_path}, tmp_path / "study")
 
     return measure
 

@@ -107,19 +107,3 @@ def test_the_digest_of_data_is_that_of_all_ids(data, tmp_path):
     (copy / "val.bin").unlink()
     with pytest.raises(UserError, match=r"val\.bin"):
         versions.data([{"dataset": str(copy)}])
-
-
-def test_own_kernels_and_models_have_digests(tmp_path):
-    # between two calls they could be exchanged, and the verdict compared the old with the new
-    kernel, model = tmp_path / "mine.py", tmp_path / "model"
-    model.mkdir()
-    for path in (kernel, model / "config.json", model / "model.safetensors"):
-        path.write_text("one")
-    runs = [{"attention": f"{kernel}:attend", "init_from": str(model)}, {"attention": "flash"}]
-    first = versions.data(runs)
-    assert set(first) == {str(kernel), str(model)}
-    (model / "README.md").write_text("what decides nothing")
-    assert versions.data(runs) == first
-    for path in (kernel, model / "model.safetensors"):
-        path.write_text("two, longer")
-    assert all(versions.data(runs)[name] != first[name] for name in first)

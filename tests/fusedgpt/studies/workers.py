@@ -3,7 +3,6 @@
 python -m tests.fusedgpt.studies.workers FOLDER CODE FLAG...
 """
 
-import math
 import os
 import pathlib
 import subprocess
@@ -17,7 +16,7 @@ from fusedgpt.studies.runner import Runner
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
-def work(folder: pathlib.Path, code: pathlib.Path, *flags: str, deadline: float = math.inf) -> outcomes.Results:
+def work(folder: pathlib.Path, code: pathlib.Path, *flags: str) -> outcomes.Results:
     """Do what study.py does with these flags; what the folder then has. code: the folder of train.py."""
     settings = (f"--study_dir={folder}", "--learning_rate=1e-3", "--min_lr=0", "--max_iters=27")
     settings += ("--eval_interval=3", "--seed=1")
@@ -29,7 +28,7 @@ def work(folder: pathlib.Path, code: pathlib.Path, *flags: str, deadline: float 
     with files.lock(folder, shared=bool(request.study.storage)) as lock:
         plan = design.continued(plan, folder)
         own = Runner(plan, folder, {"working tree": code}, lock, print)
-        search.run(request, own, deadline)
+        search.run(request, own)
     return outcomes.read(folder)
 
 
