@@ -1,6 +1,5 @@
 """Which files --input names, alone or in folders, and what --text_column and --encoding say of some of them."""
 
-import collections
 import os
 import pathlib
 import re
@@ -58,31 +57,22 @@ def found(paths: Sequence[pathlib.Path], out_dir: pathlib.Path) -> list[pathlib.
     Left out of folders are hidden files, files of other kinds, and the meta.json of data sets, as in `out_dir`. Raises
     UserError if there is nothing to read.
     """
-    files, others = {}, collections.Counter()
+    files, left_out = {}, 0
     for path in paths:
         require_readable(path)
         for file in [path] if path.is_file() else _inside(path, out_dir):
-            if file != path and not (kind(file) and file.is_file()):
-                others[file.suffix.lower() or "without a suffix"] += 1
-            elif file.stat().st_size:
+            if (file == path or (kind(file) and file.is_file())) and file.stat().st_size:
                 files.setdefault(file.resolve(), file)  # a document that is there twice could be in both splits
             else:
-                others["empty"] += 1
-    if others:
-        print(f"left out: {others.total():,} files ({_counted(others)}). One of another kind is read if you name it")
+                left_out += 1
+    if left_out:
+        print(f"left out: {left_out:,} files that are empty or of another kind, which is read if you name the file")
     if not files:
         raise UserError(
             f"--input={' '.join(map(str, paths))} holds no text: name a file or folder that does. Of folders,"
             f" {', '.join(KINDS)} are read, also with {', '.join(PACKED)}"
         )
-    if len(files) > 1:
-        kinds = collections.Counter(kind(file) or "as text" for file in files.values())
-        print(f"reading {len(files):,} files ({_counted(kinds)})")
     return list(files.values())
-
-
-def _counted(counter):
-    return ", ".join(f"{count:,} {name}" for name, count in counter.most_common(SHOWN))
 
 
 def _inside(folder, out_dir):

@@ -257,7 +257,13 @@ def test_a_folder_as_people_have_it_takes_one_command(tmp_path):
     assert [each for each in said if each not in text] == []
     itos = json.loads((tmp_path / "out" / "meta.json").read_text())["itos"][:-1]
     assert set(itos) <= set("".join(said).replace("<|endoftext|>", "") + "Kapitel\n"), "foreign characters"
-    for note in ("c.txt as cp1252", "1 rows without text", "1 of its 2 pages", "1 .png", "1 empty", "bad.docx: cannot"):
+    for note in (
+        "c.txt as cp1252",
+        "1 rows without text",
+        "1 of its 2 pages",
+        "2 files that are empty",
+        "bad.docx: cannot",
+    ):
         assert note in done.stdout, note
     first = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     script(*command, "--skip_unreadable=True")
