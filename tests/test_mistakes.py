@@ -54,7 +54,6 @@ MISTAKES = [
     ("export.py {run} {full}", "name another folder"),
     ("plot.py {empty}", "name the folder of a run"),
     ("plot.py", "python plot.py RUN"),
-    ("data/text/prepare.py --input=", "no path was given"),
     ("bench.py report {absent}", "name the folder of a benchmark, such as out-bench/ladder"),
     ("study.py report {absent}", "name the folder of a study"),
     ("convert.py {empty} file", "name the folder of a run"),
@@ -81,7 +80,6 @@ MISTAKES = [
     ("plot.py {run} --y=losses", "it can be loss, bits_per_byte"),
     ("data/text/prepare.py --input={file} --tokenizer=bpe", "it can be byte, char, train:SIZE"),
     ("data/text/prepare.py --input={file} --val_fraction=20", "is not between 0 and 1"),
-    ("data/text/prepare.py --input={file} --encoding=ansi", "it can be cp1252, utf-16-le"),
     # texts that cannot be read as they are
     ("data/text/prepare.py --tokenizer=byte --out_dir={bins} {letter}", "letter.rtf is too short: its val split has"),
     ("data/text/prepare.py --tokenizer=byte --out_dir={bins} {mail}", "name one, as in --text_column=body"),

@@ -39,7 +39,7 @@ def main():
     if not all(splits.values()) or len(args.input) > 1:
         raise UserError(f"{root} has {count} .py files, too few for two splits: name one folder with more")
     prepare.write(args.out_dir, splits, f"{name} ({count} files)", tokenizer="byte", vocab_size=256)
-    prepare.say_next(args.out_dir, "config/quickstart.py", "python_stdlib")
+    prepare.say_next(args.out_dir, "config/quickstart.py")
 
 
 if __name__ == "__main__":

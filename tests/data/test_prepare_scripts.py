@@ -155,19 +155,6 @@ def test_bad_input_is_one_sentence(tmp_path):
     assert not (tmp_path / "out" / "meta.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        ("--encoding=klingon", "klingon is no encoding: it can be cp1252"),
-        ("--encoding=a.txt:hex", "hex is no encoding"),
-        ("--skip_unreadable=yes", "invalid choice: 'yes'"),
-    ],
-)
-def test_an_option_that_cannot_be_is_named(option, said, tmp_path):
-    done = script("data/text/prepare.py", f"--input={tmp_path}", f"--out_dir={tmp_path}", option, check=False)
-    assert done.returncode == 2 and said in done.stderr
-
-
 def text_of(folder):
     meta = json.loads((folder / "meta.json").read_text())
     ids = np.concatenate([np.fromfile(folder / f"{split}.bin", "<u2") for split in ("train", "val")])
