@@ -21,9 +21,6 @@ GUESSED = ["cp1252", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1254", "cp1255",
 GUESSED += ["gb18030", "big5", "cp932", "euc_jp", "cp949"]
 CLOSE = 0.1  # if charset-normalizer's marks for two encodings are closer, neither is sure
 DECLARED = re.compile(rb"<(?:meta[^>]*?charset|\?xml[^>]*?encoding)\s*=\s*[\"']?\s*([\w.:-]+)", re.I)
-# how the name of a file that begins so should end
-FOREIGN = {b"%pdf-": ".pdf", b"pk\x03\x04": ".docx, .odt, .epub or .zip", b"{\\rtf": ".rtf", b"<html": ".html"}
-FOREIGN |= {b"<!doctype html": ".html", b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
 
 
 @contextlib.contextmanager
@@ -49,20 +46,17 @@ def unpacked(path: pathlib.Path) -> Iterator[BinaryIO]:
                 yield file
 
 
-def encoding_of(path: pathlib.Path, given: str | None = None, plain: bool = True) -> tuple[str, str]:
+def encoding_of(path: pathlib.Path, given: str | None = None) -> tuple[str, str]:
     """The encoding of a text, and a note if it is neither UTF-8 nor what a byte order mark says.
 
     UTF-8 comes first, then what a web page declares, then `given`, then what charset-normalizer finds.
-    plain: the file should be neither a web page nor rich text. Raises UserError if it is no text, or if nothing fits.
+    Raises UserError if it is no text, or if nothing fits.
     """
     decoder, at = codecs.getincrementaldecoder("utf-8")(), 0
     with unpacked(path) as file:
         head = raw = file.read(CHUNK)
         if bom := next((encoding for mark, encoding in BOMS.items() if head.startswith(mark)), None):
             return bom, ""
-        foreign = [suffix for begin, suffix in FOREIGN.items() if head.lstrip()[:20].lower().startswith(begin)]
-        if plain and foreign:
-            raise UserError(f"{path} is no plain text: let its name end in {foreign[0]}, which its first bytes say")
         try:
             while raw and b"\0" not in raw[:4096]:
                 decoder.decode(raw)

@@ -77,8 +77,8 @@ class Files:
         if not anything:
             self._leave_out(path, "it has no text")
 
-    def _encoding(self, path, plain=True):
-        encoding, note = decoding.encoding_of(path, self.encodings[path], plain)
+    def _encoding(self, path):
+        encoding, note = decoding.encoding_of(path, self.encodings[path])
         if note:
             self._note(note)
         return encoding
@@ -112,7 +112,7 @@ class Files:
             yield documents.mail(raw, path)
         else:
             if kind not in inputs.ARCHIVES:
-                raw = raw.decode(self._encoding(path, plain=False)).encode()
+                raw = raw.decode(self._encoding(path)).encode()
             yield documents.plain(raw, inputs.PANDOC[kind], path)
 
     def _rows(self, path, kind):

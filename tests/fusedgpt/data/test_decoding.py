@@ -47,7 +47,7 @@ def test_utf8_comes_first_and_each_file_can_have_its_encoding(tmp_path):
 def test_a_page_says_its_own_encoding(tmp_path):
     page = f'<html><meta charset="koi8-r"><p>{RUSSIAN}'.encode("koi8-r")
     (tmp_path / "a.html").write_bytes(page)
-    assert encoding_of(tmp_path / "a.html", plain=False)[0] == "koi8-r"
+    assert encoding_of(tmp_path / "a.html")[0] == "koi8-r"
 
 
 def test_what_is_surely_nothing_else_is_refused(tmp_path):

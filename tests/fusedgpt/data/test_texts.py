@@ -131,8 +131,6 @@ REFUSED = [
     ("a.txt", b"abc" * 9999 + "ä".encode() * 9 + b"\xff", "is UTF-8 but for byte 30,015 (invalid start byte): mend it"),
     ("a.txt", "über die Bäche, ß".encode()[:-1], "is UTF-8 but for byte 18 (unexpected end of data)"),
     ("a.txt", b"\x89PNG\r\n\0\0\0\rIHDR" + bytes(range(256)), "is no text: it has zero bytes"),
-    ("a.txt", b"%PDF-1.4 text", "is no plain text: let its name end in .pdf"),
-    ("a.md", b"\n<!DOCTYPE html><p>text", "is no plain text: let its name end in .html"),
     ("a.jsonl", b'{"text": "a"}\n{"text": 5}', "row 2 of {} has 5 where its text should be"),
     ("a.jsonl", b'{"text": "a"}\n"b"', "row 2 of {} has no 'text'"),
     ("a.jsonl", b'{"text": "a"\n', "row 1 of {} is no JSON (Expecting ',' delimiter"),
