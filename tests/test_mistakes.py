@@ -82,7 +82,7 @@ MISTAKES = [
     ("data/text/prepare.py --input={file} --val_fraction=20", "is not between 0 and 1"),
     # texts that cannot be read as they are
     ("data/text/prepare.py --tokenizer=byte --out_dir={bins} {letter}", "letter.rtf is too short: its val split has"),
-    ("data/text/prepare.py --tokenizer=byte --out_dir={bins} {mail}", "name one, as in --text_column=body"),
+    ("data/text/prepare.py --tokenizer=byte --out_dir={bins} {mail}", "as in --text_column=body"),
     ("data/text/prepare.py --tokenizer=byte --out_dir={bins} {windows}", "it has zero bytes. Remove it, or say"),
     ("bench.py lader", "did you mean ladder?"),
     ("bench.py ladder --device=cpu --only=flahs", "it can be a pattern, such as 'flash*'"),

@@ -120,25 +120,24 @@ class Files:
         blank, unreadable, column = 0, [], self.columns[path]
         encoding = "" if kind == ".parquet" else self._encoding(path)
         with decoding.unpacked(path) as content:
-            if kind == ".parquet" and path.suffix.lower() != kind:  # its parts are read in any order
+            if kind == ".json" or (kind == ".parquet" and path.suffix.lower() != kind):  # not read from front to end
                 content = io.BytesIO(documents.read_whole(content, path))
             for number, row in enumerate(tables.rows(content, kind, encoding, column), start=1):
                 try:
                     text = tables.text_of(row, column)
-                except tables.Unreadable as error:
-                    why = " ".join(f"row {number:,} of {path} {error}".split())  # names may have line ends
+                except (ValueError, RecursionError) as error:
+                    unreadable.append(f"row {number:,} of {path} cannot be read: {first_line(error)}")
                     if not self.skip:
-                        raise UserError(why) from error
-                    unreadable.append(why)
+                        raise UserError(unreadable[0]) from error
                     continue
                 if text.strip():
                     yield text, True
                 else:
                     blank += 1
-        said = [f"{blank:,} rows without text"] * bool(blank)
-        said += [f"{len(unreadable):,} rows that cannot be read, as {each}" for each in unreadable[:1]]
-        if said:
-            self._leave_out(path, " and ".join(said))
+        if blank:
+            self._leave_out(path, f"{blank:,} rows without text")
+        if unreadable:
+            self._leave_out(path, f"{len(unreadable):,} rows that cannot be read, as {unreadable[0]}")
 
 
 def _clean(text):

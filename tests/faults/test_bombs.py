@@ -57,9 +57,9 @@ FILES = {
     "blanks.json.zst": (lambda: zst(SPACES, 100, b"[", b"]"), 300, 0),
     "line ends.txt.gz": (lambda: gz(LINE_ENDS, 64), 60, 0),  # took the square of its length in time
     "a line.jsonl.zst": (lambda: zst(LETTERS, 600, b'{"text": "', b'"}\n'), 300, "a line has over 33,554,432"),
-    "deep.jsonl": (lambda: b'{"text":' * 10**5 + b"1" + b"}" * 10**5, 60, "is no JSON (maximum recursion depth"),
-    "deep.json": (lambda: b'{"text":' + b"[" * 10**5 + b"]" * 10**5 + b"}", 60, "is no JSON (maximum recursion depth"),
-    "digits.jsonl": (lambda: b'{"text":' + b"9" * 3 * MIB + b"}", 60, "is no JSON (Exceeds the limit"),
+    "deep.jsonl": (lambda: b'{"text":' * 10**5 + b"1" + b"}" * 10**5, 60, "cannot be read: maximum recursion depth"),
+    "deep.json": (lambda: b'{"text":' + b"[" * 10**5 + b"]" * 10**5 + b"}", 60, "(RecursionError: maximum recursion"),
+    "digits.jsonl": (lambda: b'{"text":' + b"9" * 3 * MIB + b"}", 60, "cannot be read: Exceeds the limit"),
     "a cell of lines.csv.zst": (lambda: zst(LINES, 300, b'text\n"', b'"\n'), 500, "field larger than field limit"),
     "scripts.html.gz": (lambda: gz(LETTERS, 128, b"<html><script>"), 600, "cannot be read by pandoc"),
     "a page.html.gz": (lambda: gz(b"<p>" + LETTERS, 300, b"<html>"), 600, "has more than 268,435,456 bytes"),
