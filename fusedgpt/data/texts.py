@@ -14,7 +14,7 @@ import pathlib
 from collections.abc import Iterator
 
 from fusedgpt.data import decoding, documents, inputs, tables
-from fusedgpt.errors import UserError, first_line, out_of_memory
+from fusedgpt.errors import UserError, first_line
 
 
 class Files:
@@ -45,13 +45,15 @@ class Files:
 
     def read(self, path: pathlib.Path) -> Iterator[tuple[str, bool]]:
         """The documents of a file. What is blank is left out."""
+        kind = inputs.kind(path) or ".txt"
+        readers = dict.fromkeys(inputs.TEXTS, self._text) | dict.fromkeys(inputs.TABLES, self._rows)
         try:
-            yield from self._read(path)
+            for text, last in readers.get(kind, self._documents)(path, kind):
+                yield _clean(text), last
         except Exception as error:  # pyarrow, lzma, csv, json, email and pypdf each have their own types
             what = _unreadable(path, error)
             if not self.skip:
-                further = "; --skip_unreadable=True goes on, and names all such files" * (len(self.files) > 1)
-                raise UserError(f"{what}{further}") from error
+                raise UserError(what) from error
             self._leave_out(path, what)
 
     def _leave_out(self, path, what):
@@ -63,27 +65,13 @@ class Files:
             print(note)
         self._notes.add(note)
 
-    def _read(self, path):
-        kind, anything = inputs.kind(path) or ".txt", False
-        if kind in inputs.TABLES:
-            found = self._rows(path, kind)
-        elif kind in inputs.TEXTS:
-            found = self._text(path)
-        else:
-            found = self._documents(path, kind)
-        for text, last in found:
-            anything = anything or bool(text)
-            yield _clean(text), last
-        if not anything:
-            self._leave_out(path, "it has no text")
-
     def _encoding(self, path):
         encoding, note = decoding.encoding_of(path, self.encodings[path])
         if note:
             self._note(note)
         return encoding
 
-    def _text(self, path):
+    def _text(self, path, kind):
         with decoding.unpacked(path) as content, io.TextIOWrapper(content, self._encoding(path)) as text:
             if self.paragraphs:
                 yield from ((paragraph, True) for paragraph in decoding.paragraphs(text))
@@ -152,18 +140,11 @@ def _clean(text):
 
 def _unreadable(path, error):
     """What the UserError for a file says that cannot be read."""
-    why = first_line(error)
     if isinstance(error, UserError):
         return str(error)
-    if isinstance(error, OSError) and error.strerror:  # that of gzip has none
-        return f"cannot read {path}: {error.strerror}"
-    if out_of_memory(error):
-        return f"cannot read {path}, because memory ran out: cut its long texts into shorter ones"
     if isinstance(error, ImportError):
         return f"{path} needs the package {error.name}: pip install 'fusedgpt[documents]'"
-    if isinstance(error, UnicodeError):
-        return f"{path} is not text in its encoding ({why}): say --encoding=NAME, or convert it"
-    return f"cannot read {path} ({type(error).__name__}: {why}): it is damaged, or its suffix is wrong"
+    return f"cannot read {path} ({type(error).__name__}: {first_line(error)}): is its suffix right, and --encoding?"
 
 
 class Hub:

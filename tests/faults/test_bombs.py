@@ -141,5 +141,5 @@ def test_what_memory_cannot_hold_is_no_data_set(tmp_path):
     for bomb in ("cell.parquet", "objects.jsonl"):
         done = prepare(tmp_path / bomb, out_dir)
         assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr[-2000:]
-        assert "because memory ran out: cut its long texts" in done.stderr
+        assert "cannot read" in done.stderr
         assert {path.name: path.read_bytes() for path in out_dir.iterdir() if path.is_file()} == before

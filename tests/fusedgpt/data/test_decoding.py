@@ -56,5 +56,7 @@ def test_what_is_surely_nothing_else_is_refused(tmp_path):
     (tmp_path / "a.txt").write_bytes(RUSSIAN.encode("cp1251"))  # charset-normalizer prefers koi8_r, with its capitals
     with pytest.raises(UserError, match="nor surely anything else"):
         encoding_of(tmp_path / "a.txt")
-    with pytest.raises(UserError, match=r"is not text in its encoding \('gb18030' codec .*\): say --encoding=NAME"):
+    with pytest.raises(
+        UserError, match=r"\(UnicodeDecodeError: 'gb18030' codec .*\): is its suffix right, and --encoding"
+    ):
         documents([tmp_path / "a.txt"], encoding="gb18030")

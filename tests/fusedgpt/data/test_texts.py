@@ -139,7 +139,7 @@ REFUSED = [
     ("a.json", b'[{"text": "a"}, {"te', "cannot read {} (JSONDecodeError: Unterminated string"),
     ("a.csv", b"id,words\n1,two", "row 1 of {} cannot be read: it has no 'text': name another column, as in"),
     ("a.csv", b"id,text\n1,one, two", "it has more cells than the first line"),  # it was "one"
-    ("a.csv", b'text\none\n"two\nthree\n', "cannot read {} (Error: unexpected end of data): it is damaged"),
+    ("a.csv", b'text\none\n"two\nthree\n', "cannot read {} (Error: unexpected end of data): is its suffix right"),
     ("a.parquet", b"PAR1", "cannot read {} (ArrowInvalid"),
     ("a.txt.gz", gzip.compress(b"text" * 1000)[:-20], "cannot read {} (OSError: Truncated compressed stream"),
     ("a.txt.zst", zstandard.compress(bytes(range(1, 128)) * 100)[:-9], "cannot read {} (OSError: Truncated"),
