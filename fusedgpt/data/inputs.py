@@ -9,12 +9,11 @@ from fusedgpt.errors import UserError
 
 TEXTS = (".txt", ".text", ".md", ".markdown", ".rst", ".org")
 TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")  # each row is a document
-MAILS = (".eml", ".mbox", ".mht", ".mhtml")
 # what pandoc reads, and its name for it
 ARCHIVES = {".docx": "docx", ".odt": "odt", ".epub": "epub"}
 PANDOC = ARCHIVES | {".html": "html", ".htm": "html", ".xhtml": "html"}
 PANDOC |= {".rtf": "rtf", ".tex": "latex", ".ipynb": "ipynb", ".fb2": "fb2", ".mediawiki": "mediawiki"}
-KINDS = (*TEXTS, *TABLES, *MAILS, *PANDOC, ".pdf")
+KINDS = (*TEXTS, *TABLES, *PANDOC, ".eml", ".mbox", ".pdf")
 PACKED = (".gz", ".zst", ".xz", ".bz2", ".zip")
 SHOWN = 20  # most names in a list
 FOR_SOME = r"(?:^|,)([^:,]*[.*][^:,]*):([^,]+)"  # FILE:VALUE

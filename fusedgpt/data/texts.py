@@ -96,7 +96,7 @@ class Files:
             raw = documents.read_whole(file, path)
         if kind == ".pdf":
             yield documents.pdf(io.BytesIO(raw), path, functools.partial(self._leave_out, path))
-        elif kind in inputs.MAILS:
+        elif kind == ".eml":
             yield documents.mail(raw, path)
         else:
             if kind not in inputs.ARCHIVES:
