@@ -33,9 +33,7 @@ MISTAKES = [
     ("train.py config", "config files are NAME.py"),
     # the wrong folder or file, or the wrong order
     ("train.py {small} --dataset=shakespere_char", "shakespeare_char"),
-    ("train.py {small} --dataset={absent}", "name one of data/ ({prepared_first})"),
-    ("train.py {small} --dataset={data}/train.bin", "name its folder, {data}"),
-    ("train.py {small} --dataset={file}", "python data/text/prepare.py --input={file}"),
+    ("train.py {small} --dataset={absent}", "name one of data/ ({there})"),
     ("train.py {small} --dataset={empty}", "run a data/*/prepare.py with --out_dir={empty}"),
     ("train.py {run}", "--init_from=resume --out_dir=FOLDER to train a run on"),
     ("train.py --init_from={run}", "give --init_from=resume --out_dir={run}"),
@@ -114,9 +112,9 @@ def places(tmp_path_factory, data, small_run):
     torchrun = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=29501"
     small_flags = shlex.join(flags(small(here / "new", data)))
     prepared = {file.parent.name for file in ROOT.glob("data/*/train*.bin")}
-    known = sorted({file.parent.name for file in ROOT.glob("data/*/prepare.py")} | prepared)
     others = {"absent": str(here / "absent"), "data": data, "run": small_run}
-    others["prepared_first"] = ", ".join(sorted(known, key=lambda name: name not in prepared))
+    scripts = {file.parent.name for file in ROOT.glob("data/*/prepare.py")}
+    others["there"] = ", ".join(sorted(scripts | prepared))
     return found | others | {"small": small_flags, "torchrun": torchrun}
 
 
