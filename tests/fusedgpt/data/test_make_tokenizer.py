@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fusedgpt.data import encoding, make_tokenizer
+from fusedgpt.data import make_tokenizer
 from fusedgpt.data.texts import Files
 from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.errors import UserError
@@ -38,15 +38,6 @@ def test_a_bpe_is_trained_as_the_library_trains_gpt2s(text, capsys):
         theirs.decode([id]) for id in theirs.encode(plain[:40]).ids
     ]
     assert make_tokenizer.of("train:300", text) == meta  # the same text gives the same tokenizer
-
-
-def test_a_sample_is_spread_over_the_text(text, monkeypatch):
-    monkeypatch.setattr(encoding, "PIECE", 100)
-    monkeypatch.setattr(encoding, "BATCH", 100)
-    monkeypatch.setattr(make_tokenizer, "SAMPLE", 8)
-    everything = [batch for batch, _ in encoding.batches(text)]
-    sample, step = make_tokenizer._sample(text)
-    assert sample == everything[::step] and 4 <= len(sample) <= 8 and step > 1
 
 
 @pytest.mark.parametrize("end", ["</s>", None])
