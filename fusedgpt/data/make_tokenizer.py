@@ -45,10 +45,7 @@ def of(name: str, corpus) -> dict:
     if name.startswith(TRAINED):
         size = name.removeprefix(TRAINED)
         if not (size.isdecimal() and len(size) < 9 and BYTES_AND_END <= int(size) <= LARGEST_VOCABULARY):
-            raise UserError(
-                f"--tokenizer={shown(name)} must be train:SIZE, as in train:8192, and SIZE from {BYTES_AND_END} to"
-                f" {LARGEST_VOCABULARY}"
-            )
+            raise UserError(f"--tokenizer={shown(name)} must be train:SIZE, and SIZE from {BYTES_AND_END} up, as 8192")
         return _trained(int(size), corpus)
     if name.endswith(".json") or "/" in name:
         return _of_file(pathlib.Path(name))
@@ -89,13 +86,8 @@ def _trained(size, corpus):
 
 
 def _of_file(path):
-    if not path.is_file():
-        raise UserError(f"--tokenizer={path} is no file: name the tokenizer.json that save_pretrained() wrote")
     with fails_as(f"--tokenizer={path} cannot be read or used"):
-        meta = _of_json(read_json(path.read_text(encoding="utf-8"), f"--tokenizer={path}"))
-    if "end_of_text" not in meta:  # do not add an id, which the model of this tokenizer would not have
-        print(f"{path} has no {' or '.join(ENDS)}, so no id ends a document")
-    return meta
+        return _of_json(read_json(path.read_text(encoding="utf-8"), f"--tokenizer={path}"))
 
 
 def _of_json(bpe):
@@ -108,9 +100,8 @@ def _of_json(bpe):
     tokenizer = Tokenizer(meta)
     for text in (EVERY_BYTE, *(f"a {each.content} b" for each in bpe.get_added_tokens_decoder().values())):
         if tokenizer.decode(tokenizer.encode_text(text).tolist()) != text.encode():
-            lost = (c for c in text if tokenizer.decode(tokenizer.encode_text(c).tolist()) != c.encode())
             raise UserError(
-                f"the tokenizer.json does not give back every text: it changes {next(lost, text[:40])!r}. Take a"
-                " byte-level one whose vocabulary has all 256 bytes, and which neither changes letters nor drops blanks"
+                "the tokenizer.json does not give back every text: take a byte-level one whose vocabulary has all 256"
+                " bytes, and which neither changes letters nor drops blanks"
             )
     return meta
