@@ -26,7 +26,7 @@ def main():
         raise UserError(f"--max_tokens={args.max_tokens} must be 1 or more")
     text = prepare.files(args) if args.input else Hub("HuggingFaceFW/fineweb", PARQUET)
     prepare.prepare(text, "gpt2", args.out_dir, lambda documents: prepare.by_text(documents, 0.0005), args.max_tokens)
-    prepare.say_next(args.out_dir, "config/train_gpt2.py", "openwebtext")
+    prepare.say_next(args.out_dir, "config/train_gpt2.py")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def main():
     args = prepare.parser(__file__, __doc__).parse_args()
     text = prepare.files(args, paragraphs=True) if args.input else Hub("Skylion007/openwebtext", PARQUET)
     prepare.prepare(text, "gpt2", args.out_dir, lambda documents: prepare.as_nanogpt(documents, 0.0005))
-    prepare.say_next(args.out_dir, "config/train_gpt2.py", "openwebtext")
+    prepare.say_next(args.out_dir, "config/train_gpt2.py")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import zlib
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from fusedgpt.data import prepare
-from fusedgpt.data.inputs import name_of, require_readable
+from fusedgpt.data.inputs import name_of
 from fusedgpt.errors import UserError, one_sentence
 
 LEFT_OUT = {"test", "tests", "site-packages", "dist-packages", "idle_test", "__pycache__"}
@@ -29,7 +29,6 @@ def main():
     root = pathlib.Path(sysconfig.get_path("stdlib"))
     if args.input:
         root, name = args.input[0], name_of(args.input[0])
-        require_readable(root)
     splits = {"train": [], "val": []}
     for file in sorted(root.rglob("*.py")):
         path = file.relative_to(root)
@@ -40,7 +39,7 @@ def main():
     if not all(splits.values()) or len(args.input) > 1:
         raise UserError(f"{root} has {count} .py files, too few for two splits: name one folder with more")
     prepare.write(args.out_dir, splits, f"{name} ({count} files)", tokenizer="byte", vocab_size=256)
-    prepare.say_next(args.out_dir, "config/quickstart.py", "python_stdlib")
+    prepare.say_next(args.out_dir, "config/quickstart.py")
 
 
 if __name__ == "__main__":

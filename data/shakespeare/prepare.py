@@ -19,7 +19,7 @@ def main():
     cut = int(0.9 * len(text))
     splits = {"train": [encode(text[:cut])], "val": [encode(text[cut:])]}
     prepare.write(args.out_dir, splits, corpus.source, **GPT2)
-    prepare.say_next(args.out_dir, "config/finetune_shakespeare.py", "shakespeare")
+    prepare.say_next(args.out_dir, "config/finetune_shakespeare.py")
 
 
 if __name__ == "__main__":

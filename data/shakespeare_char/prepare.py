@@ -14,7 +14,7 @@ def main():
     args = prepare.parser(__file__, __doc__).parse_args()
     text = prepare.one_text(__file__, args, *prepare.TINY_SHAKESPEARE)
     prepare.prepare(text, "char", args.out_dir, lambda documents: prepare.by_text(documents, 0.1))
-    prepare.say_next(args.out_dir, "config/train_shakespeare_cpu.py", "shakespeare_char")
+    prepare.say_next(args.out_dir, "config/train_shakespeare_cpu.py")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def main():
         raise UserError("no text was named: give files or folders with --input=PATH")
     text = prepare.files(args, args.documents == "paragraph")
     prepare.prepare(text, args.tokenizer, args.out_dir, lambda documents: prepare.by_text(documents, args.val_fraction))
-    prepare.say_next(args.out_dir, "config/train_text_cpu.py", "text")
+    prepare.say_next(args.out_dir, "config/train_text_cpu.py")
 
 
 if __name__ == "__main__":

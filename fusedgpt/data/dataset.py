@@ -12,7 +12,6 @@ import json
 import os
 import pathlib
 import pickle
-import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,16 +29,10 @@ def find_folder(root: pathlib.Path, dataset: str) -> pathlib.Path:
     for folder in (root / "data" / str(dataset), pathlib.Path(str(dataset))):
         if dataset and os.path.isdir(folder):
             return folder
-    if os.path.isfile(str(dataset)):
-        how = f"name its folder, {os.path.dirname(dataset) or '.'}"
-        if not str(dataset).endswith(".bin"):
-            how = f"prepare it first, with python data/text/prepare.py --input={shlex.quote(dataset)}"
-        raise UserError(f"dataset={dataset} is a file: {how}")
     scripts = {file.parent.name for file in (home.SCRIPTS / "data").glob("*/prepare.py")}
     if dataset in scripts:  # in a clone, its folder is there before it is prepared
         raise UserError(f"dataset={dataset} has no data here: run fusedgpt prepare {dataset}")
-    prepared = {file.parent.name for file in (root / "data").glob("*/train*.bin")}
-    there = [*sorted(prepared), *sorted(scripts - prepared)]
+    there = sorted(scripts | {file.parent.name for file in (root / "data").glob("*/train*.bin")})
     names = ", ".join(difflib.get_close_matches(str(dataset), there, n=1) or there[:20])
     raise UserError(f"dataset={shown(str(dataset))} is no folder: name one of data/ ({names}), or the path of another")
 
@@ -185,8 +178,6 @@ def _read_meta_pkl(path):
     with open(path, "rb") as file:
         meta = _PlainUnpickler(file).load()
     itos = meta.get("itos") or {i: c for c, i in meta.get("stoi", {}).items()}
-    if isinstance(itos, list):
-        itos = dict(enumerate(itos))
     itos = {int(i): c for i, c in itos.items()}
     size = vocabulary({"vocab_size": int(meta.get("vocab_size") or max(itos) + 1)})
     if not itos:
@@ -223,26 +214,18 @@ class TokenFile:
         self.paths = shards or [whole]
         if not self.paths[0].exists():
             raise UserError(f"{whole} does not exist: {_how_to_prepare(folder)}")
-        if whole.exists() and shards:
-            raise UserError(f"{folder} has {whole.name} and {shards[0].name}: which one counts? Remove the other")
         self.vocab_size = meta["vocab_size"]
         self.dtype = np.dtype(meta.get("dtype", dtype_of(self.vocab_size))).newbyteorder("<")
         sizes = [path.stat().st_size for path in self.paths]
         self.starts = [0, *itertools.accumulate(size // self.dtype.itemsize for size in sizes)]
         expected = meta.get("tokens", {}).get(split, len(self))
-        odd = [path.name for path, size in zip(self.paths, sizes) if size % self.dtype.itemsize]
-        if odd or len(self) != expected:
-            which = (odd or [f"{split}_*.bin" if shards else whole.name])[0]
+        if any(size % self.dtype.itemsize for size in sizes) or len(self) != expected:
             raise UserError(
-                f"{folder / which} is truncated or not what meta.json describes: {sum(sizes):,} bytes are"
+                f"{self.paths[0]} is truncated or not what meta.json describes: {sum(sizes):,} bytes are"
                 f" {sum(sizes) / self.dtype.itemsize:,} {self.dtype.name} tokens, not {expected:,}."
                 f" To mend it, {_how_to_prepare(folder)}"
             )
         self.files = [open(path, "rb") for path in self.paths]  # noqa: SIM115 (open as long as the run)
-
-    def __del__(self):
-        for file in getattr(self, "files", []):  # none, if __init__ raised
-            file.close()
 
     def __len__(self) -> int:
         return self.starts[-1]

@@ -21,9 +21,6 @@ GUESSED = ["cp1252", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1254", "cp1255",
 GUESSED += ["gb18030", "big5", "cp932", "euc_jp", "cp949"]
 CLOSE = 0.1  # if charset-normalizer's marks for two encodings are closer, neither is sure
 DECLARED = re.compile(rb"<(?:meta[^>]*?charset|\?xml[^>]*?encoding)\s*=\s*[\"']?\s*([\w.:-]+)", re.I)
-# how the name of a file that begins so should end
-FOREIGN = {b"%pdf-": ".pdf", b"pk\x03\x04": ".docx, .odt, .epub or .zip", b"{\\rtf": ".rtf", b"<html": ".html"}
-FOREIGN |= {b"<!doctype html": ".html", b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
 
 
 @contextlib.contextmanager
@@ -49,57 +46,51 @@ def unpacked(path: pathlib.Path) -> Iterator[BinaryIO]:
                 yield file
 
 
-def encoding_of(path: pathlib.Path, given: str | None = None, plain: bool = True) -> tuple[str, str]:
+def encoding_of(path: pathlib.Path, given: str | None = None) -> tuple[str, str]:
     """The encoding of a text, and a note if it is neither UTF-8 nor what a byte order mark says.
 
     UTF-8 comes first, then what a web page declares, then `given`, then what charset-normalizer finds.
-    plain: the file should be neither a web page nor rich text. Raises UserError if it is no text, or if nothing fits.
+    Raises UserError if it is no text, or if nothing fits.
     """
     decoder, at = codecs.getincrementaldecoder("utf-8")(), 0
     with unpacked(path) as file:
         head = raw = file.read(CHUNK)
         if bom := next((encoding for mark, encoding in BOMS.items() if head.startswith(mark)), None):
             return bom, ""
-        foreign = [suffix for begin, suffix in FOREIGN.items() if head.lstrip()[:20].lower().startswith(begin)]
-        if plain and foreign:
-            raise UserError(f"{path} is no plain text: let its name end in {foreign[0]}, which its first bytes say")
+        declared = DECLARED.search(head[:4096])
+        name = (declared and declared[1].decode()) or given
+        if b"\0" in head[:4096]:
+            if not name:
+                raise UserError(f"{path} is no text: it has zero bytes. Remove it, or say --encoding, as in utf-16-le")
+            return name, f"reading {path} as {name}"
         try:
-            while raw and b"\0" not in raw[:4096]:
+            while raw:
                 decoder.decode(raw)
                 at, raw = at + len(raw), file.read(CHUNK)
-            if not raw:
-                decoder.decode(b"", final=True)
-                return "utf-8", ""
-            error = None
-        except UnicodeDecodeError as failed:
-            error, at = failed, at + len(raw) - len(failed.object) + failed.start
-    declared = DECLARED.search(head[:4096])
-    if name := (declared and declared[1].decode()) or given:
-        with contextlib.suppress(LookupError):
-            name = READ_AS.get(codecs.lookup(name).name, name)
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError as error:
+            bad = f"byte {at + len(raw) - len(error.object) + error.start:,} ({error.reason})"
+        else:
+            return "utf-8", ""
+    if name:
+        name = READ_AS.get(codecs.lookup(name).name, name)
         return name, f"reading {path} as {name}, because it is not UTF-8"
-    return _guessed(path, raw or head, error, at)
+    return _guessed(path, raw or head, bad)
 
 
-def _guessed(path, raw, error, at):
+def _guessed(path, raw, bad):
     import charset_normalizer  # after UTF-8, which most texts are
 
-    if b"\0" in raw[:4096]:
-        raise UserError(f"{path} is no text: it has zero bytes. Remove it, or say --encoding=utf-16-le if it is that")
     text = raw.decode(errors="replace")
     if len(re.findall(r"[^\x00-\x7f\ufffd]", text)) > text.count("\N{REPLACEMENT CHARACTER}"):
-        raise UserError(
-            f"{path} is UTF-8 but for byte {at:,} ({error.reason}): mend it, or leave the file out by"
-            " --skip_unreadable=True"
-        )
+        raise UserError(f"{path} is UTF-8 but for {bad}: mend it, or leave the file out by --skip_unreadable=True")
     found = list(charset_normalizer.from_bytes(raw, cp_isolation=GUESSED))
     likely = [e for e in found if e.chaos < found[0].chaos + CLOSE and e.coherence > found[0].coherence - CLOSE]
     names = [each.encoding for each in likely]
     if any("cp1252" in each.could_be_from_charset for each in likely):
         names = ["cp1252"]
     if len(names) != 1:
-        could_be = " or ".join(names) or "nothing else that is known"
-        raise UserError(f"{path} is not UTF-8 (byte {at:,}), but {could_be}: say --encoding=NAME, or convert it")
+        raise UserError(f"{path} is not UTF-8 ({bad}), nor surely anything else: say --encoding=NAME, or convert it")
     return names[0], f"reading {path} as {names[0]}, by its letters: say --encoding=NAME if it is another"
 
 

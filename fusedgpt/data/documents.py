@@ -59,7 +59,7 @@ def pdf(file: BinaryIO, path: pathlib.Path, say: Callable[[str], None]) -> str:
 
 
 def mail(raw: bytes | email.message.Message, path: pathlib.Path) -> str:
-    """The text of a mail without headers and attachments, or of a page that was saved as MHTML."""
+    """The text of a mail without headers and attachments."""
     message = email.message_from_bytes(bytes(raw), policy=email.policy.default)
     if (body := message.get_body(("plain", "html"))) is None:
         return ""
@@ -68,8 +68,6 @@ def mail(raw: bytes | email.message.Message, path: pathlib.Path) -> str:
 
 
 def mails(path: pathlib.Path) -> Iterator[str]:
-    """The text of each mail of a mailbox. Raises UserError if it is packed, because mails are read in any order."""
-    if path.suffix.lower() != ".mbox":
-        raise UserError(f"{path} is packed: unpack it first")
+    """The text of each mail of a mailbox, which must not be packed."""
     with contextlib.closing(mailbox.mbox(path, create=False)) as box:
         yield from (mail(each, path) for each in box)

@@ -1,6 +1,5 @@
 """Which files --input names, alone or in folders, and what --text_column and --encoding say of some of them."""
 
-import collections
 import os
 import pathlib
 import re
@@ -10,12 +9,11 @@ from fusedgpt.errors import UserError
 
 TEXTS = (".txt", ".text", ".md", ".markdown", ".rst", ".org")
 TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")  # each row is a document
-MAILS = (".eml", ".mbox", ".mht", ".mhtml")
 # what pandoc reads, and its name for it
 ARCHIVES = {".docx": "docx", ".odt": "odt", ".epub": "epub"}
 PANDOC = ARCHIVES | {".html": "html", ".htm": "html", ".xhtml": "html"}
 PANDOC |= {".rtf": "rtf", ".tex": "latex", ".ipynb": "ipynb", ".fb2": "fb2", ".mediawiki": "mediawiki"}
-KINDS = (*TEXTS, *TABLES, *MAILS, *PANDOC, ".pdf")
+KINDS = (*TEXTS, *TABLES, *PANDOC, ".eml", ".mbox", ".pdf")
 PACKED = (".gz", ".zst", ".xz", ".bz2", ".zip")
 SHOWN = 20  # most names in a list
 FOR_SOME = r"(?:^|,)([^:,]*[.*][^:,]*):([^,]+)"  # FILE:VALUE
@@ -39,50 +37,27 @@ def stamp(path: pathlib.Path) -> list:
     return [str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns]
 
 
-def require_readable(path: pathlib.Path) -> None:
-    """Raise UserError if `path` is missing, or is a pipe or a device, which cannot be read twice."""
-    if not path.exists():
-        how = "name a local file or folder"
-        if str(path).startswith(("http:", "https:")):
-            how = "download it first, and name the file"
-        elif "*" in path.name:
-            how = "leave out the quotation marks, so that the shell names the files"
-        raise UserError(f"--input={path} does not exist: {how}")
-    if not (path.is_file() or path.is_dir()):
-        raise UserError(f"--input={path} is a pipe or a device: write its content to a file and name that")
-
-
 def found(paths: Sequence[pathlib.Path], out_dir: pathlib.Path) -> list[pathlib.Path]:
     """The files to read, of those that `paths` name or contain. Prints what is left out.
 
     Left out of folders are hidden files, files of other kinds, and the meta.json of data sets, as in `out_dir`. Raises
     UserError if there is nothing to read.
     """
-    files, others = {}, collections.Counter()
+    files, left_out = {}, 0
     for path in paths:
-        require_readable(path)
         for file in [path] if path.is_file() else _inside(path, out_dir):
-            if file != path and not (kind(file) and file.is_file()):
-                others[file.suffix.lower() or "without a suffix"] += 1
-            elif file.stat().st_size:
+            if (file == path or (kind(file) and file.is_file())) and file.stat().st_size:
                 files.setdefault(file.resolve(), file)  # a document that is there twice could be in both splits
             else:
-                others["empty"] += 1
-    if others:
-        print(f"left out: {others.total():,} files ({_counted(others)}). One of another kind is read if you name it")
+                left_out += 1
+    if left_out:
+        print(f"left out: {left_out:,} files that are empty or of another kind, which is read if you name the file")
     if not files:
         raise UserError(
             f"--input={' '.join(map(str, paths))} holds no text: name a file or folder that does. Of folders,"
             f" {', '.join(KINDS)} are read, also with {', '.join(PACKED)}"
         )
-    if len(files) > 1:
-        kinds = collections.Counter(kind(file) or "as text" for file in files.values())
-        print(f"reading {len(files):,} files ({_counted(kinds)})")
     return list(files.values())
-
-
-def _counted(counter):
-    return ", ".join(f"{count:,} {name}" for name, count in counter.most_common(SHOWN))
 
 
 def _inside(folder, out_dir):

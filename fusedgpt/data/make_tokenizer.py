@@ -1,5 +1,6 @@
 """Make the tokenizer that a prepare script was asked for, as the meta of a data set. Some are made from the text."""
 
+import itertools
 import json
 import pathlib
 import unicodedata
@@ -19,7 +20,7 @@ from fusedgpt.errors import UserError, shown
 
 TRAINED = "train:"  # followed by the size of the vocabulary
 BYTES_AND_END = 257  # the smallest vocabulary that can be trained
-SAMPLE = 64  # train a BPE on this many batches at most, of a million characters each
+SAMPLE = 64  # train a BPE on the first batches, of a million characters each
 # a text with every byte of UTF-8, letters of both cases and all blanks; in NFC, because some models compose characters
 EVERY_BYTE = unicodedata.normalize(
     "NFC", "".join(map(chr, (*range(0x800), *range(0x800, 0xD800, 0x800), *range(0xE000, 0x110000, 0x1000))))
@@ -44,10 +45,7 @@ def of(name: str, corpus) -> dict:
     if name.startswith(TRAINED):
         size = name.removeprefix(TRAINED)
         if not (size.isdecimal() and len(size) < 9 and BYTES_AND_END <= int(size) <= LARGEST_VOCABULARY):
-            raise UserError(
-                f"--tokenizer={shown(name)} must be train:SIZE, as in train:8192, and SIZE from {BYTES_AND_END} to"
-                f" {LARGEST_VOCABULARY}"
-            )
+            raise UserError(f"--tokenizer={shown(name)} must be train:SIZE, and SIZE from {BYTES_AND_END} up, as 8192")
         return _trained(int(size), corpus)
     if name.endswith(".json") or "/" in name:
         return _of_file(pathlib.Path(name))
@@ -81,34 +79,15 @@ def _trained(size, corpus):
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
     )
-    sample, step = _sample(corpus)
-    texts = [text for batch in sample for text, _ in batch]
-    print(f"training a BPE on {sum(map(len, texts)):,} characters" + f", 1 of {step} parts of the text" * (step > 1))
+    texts = [text for batch, _ in itertools.islice(batches(corpus), SAMPLE) for text, _ in batch]
+    print(f"training a BPE on {sum(map(len, texts)):,} characters")
     bpe.train_from_iterator(texts, trainer)
-    if bpe.get_vocab_size() < size:
-        print(f"the text gives {bpe.get_vocab_size():,} tokens, not {size:,}: it has no more pairs to join")
     return _of_json(bpe)
 
 
-def _sample(corpus):
-    """Every n-th batch of the text, and n, the smallest power of two that gives SAMPLE batches at most."""
-    sample, step = [], 1
-    for number, (batch, _) in enumerate(batches(corpus)):
-        if number % step == 0:
-            sample.append(batch)
-        if len(sample) > SAMPLE:
-            sample, step = sample[::2], 2 * step
-    return sample, step
-
-
 def _of_file(path):
-    if not path.is_file():
-        raise UserError(f"--tokenizer={path} is no file: name the tokenizer.json that save_pretrained() wrote")
     with fails_as(f"--tokenizer={path} cannot be read or used"):
-        meta = _of_json(read_json(path.read_text(encoding="utf-8"), f"--tokenizer={path}"))
-    if "end_of_text" not in meta:  # do not add an id, which the model of this tokenizer would not have
-        print(f"{path} has no {' or '.join(ENDS)}, so no id ends a document")
-    return meta
+        return _of_json(read_json(path.read_text(encoding="utf-8"), f"--tokenizer={path}"))
 
 
 def _of_json(bpe):
@@ -121,9 +100,8 @@ def _of_json(bpe):
     tokenizer = Tokenizer(meta)
     for text in (EVERY_BYTE, *(f"a {each.content} b" for each in bpe.get_added_tokens_decoder().values())):
         if tokenizer.decode(tokenizer.encode_text(text).tolist()) != text.encode():
-            lost = (c for c in text if tokenizer.decode(tokenizer.encode_text(c).tolist()) != c.encode())
             raise UserError(
-                f"the tokenizer.json does not give back every text: it changes {next(lost, text[:40])!r}. Take a"
-                " byte-level one whose vocabulary has all 256 bytes, and which neither changes letters nor drops blanks"
+                "the tokenizer.json does not give back every text: take a byte-level one whose vocabulary has all 256"
+                " bytes, and which neither changes letters nor drops blanks"
             )
     return meta

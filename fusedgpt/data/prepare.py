@@ -37,16 +37,16 @@ def parser(script: str, description: str, reading: bool = True) -> argparse.Argu
     reading: add the options that say how local texts are read. `files` takes them.
     """
     parser = argparse.ArgumentParser(description=description)
-    take = {"type": _path, "metavar": "PATH"}
+    take = {"type": pathlib.Path, "metavar": "PATH"}
     parser.add_argument("--input", action="extend", nargs="+", default=[], **take, help="local text to use")
     parser.add_argument("input", action="extend", nargs="*", **take, help="the same as --input")
     default = home.data_folder(script)
-    parser.add_argument("--out_dir", type=_path, metavar="DIR", default=default, help="default: %(default)s")
+    parser.add_argument("--out_dir", type=pathlib.Path, metavar="DIR", default=default, help="default: %(default)s")
     if reading:
         column = "column with the text, as in body, messages.content, FILE:NAME for some files; default: text"
         parser.add_argument("--text_column", metavar="NAME", help=column)
         encoding = "of texts that are not UTF-8, as in cp1252, FILE:NAME for some files; default: by their letters"
-        parser.add_argument("--encoding", type=_encoding, metavar="NAME", help=encoding)
+        parser.add_argument("--encoding", metavar="NAME", help=encoding)
         skip = {"nargs": "?", "const": "True", "default": "False", "choices": ["True", "False"]}
         parser.add_argument("--skip_unreadable", **skip, help="go on without the files and rows that cannot be read")
     return parser
@@ -56,22 +56,6 @@ def files(args: argparse.Namespace, paragraphs: bool = False) -> Files:
     """The texts of --input, read as the options of `parser` say."""
     skip = args.skip_unreadable == "True"
     return Files(args.input, args.out_dir, args.text_column, args.encoding, paragraphs, skip)
-
-
-def _encoding(text):
-    for each in text.split(","):
-        name = each.rpartition(":")[2]
-        try:
-            "".encode(name)
-        except LookupError as error:
-            raise argparse.ArgumentTypeError(f"{name} is no encoding: it can be cp1252, utf-16-le …") from error
-    return text
-
-
-def _path(text):
-    if not text:  # a shell variable may not be set; pathlib would take the current folder
-        raise argparse.ArgumentTypeError("no path was given")
-    return pathlib.Path(text)
 
 
 def beside(script: str) -> list[pathlib.Path]:
@@ -84,18 +68,13 @@ def beside(script: str) -> list[pathlib.Path]:
 
 
 def one_text(script: str, args: argparse.Namespace, url: str, sha256: str) -> Files:
-    """The text to prepare: `--input`, else input.txt beside the script, else a download from `url`.
-
-    Raises UserError if the download fails or has changed.
-    """
+    """The text to prepare: `--input`, else input.txt beside the script, else a download, refused if it has changed."""
     args.input = args.input or beside(script)
     if not args.input:
         args.input = [home.data_folder(script) / "input.txt"]  # where nanoGPT's scripts put it
-        try:
-            with urllib.request.urlopen(url, timeout=60) as page:
-                raw = page.read()
-        except OSError as error:
-            raise UserError(f"cannot download {url}: {error}. Give a local copy: --input=PATH") from error
+        print(f"downloading {url}; --input=PATH takes a local copy")
+        with urllib.request.urlopen(url, timeout=60) as page:
+            raw = page.read()
         if hashlib.sha256(raw).hexdigest() != sha256:
             raise UserError(f"{url} serves another text than it used to. Give a local copy: --input=PATH")
         with atomic(args.input[0]) as file:
@@ -133,13 +112,9 @@ def prepare(corpus, tokenizer: str, out_dir: pathlib.Path, split: Split, max_tok
     shutil.rmtree(work)
 
 
-def say_next(out_dir: pathlib.Path, config: str, dataset: str) -> None:
-    """Print the command that trains on `out_dir`. config: the config file, whose setting `dataset` is given."""
-    name = str(out_dir)
-    if out_dir.resolve().parent == (home.ROOT / "data").resolve():
-        name = out_dir.resolve().name
-    option = f" --dataset={shlex.quote(name)}" * (name != dataset)
-    print(home.as_called(f"next: python train.py {config}{option}"))
+def say_next(out_dir: pathlib.Path, config: str) -> None:
+    """Print the command that trains on `out_dir`, with the config file `config`."""
+    print(home.as_called(f"next: python train.py {config} --dataset={shlex.quote(str(out_dir))}"))
 
 
 def by_text(documents: np.ndarray, fraction: float) -> dict[str, np.ndarray]:

@@ -10,28 +10,22 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from fusedgpt.data.decoding import CHUNK
-from fusedgpt.data.inputs import SHOWN
-from fusedgpt.errors import first_line, shown
+from fusedgpt.errors import shown
 
 LONGEST_ROW = 2**25  # most characters of a line of a table, and of a cell of a CSV
-LONGEST_JSON = 2**29  # most characters of an array, which is read whole
-
-
-class Unreadable(ValueError):
-    """What is wrong with a row."""
 
 
 def rows(content: BinaryIO, kind: str, encoding: str, column: str) -> Iterator[Any]:
-    """The rows of a table of a kind in inputs.TABLES: what they are, or an Unreadable."""
+    """The rows of a table of a kind in inputs.TABLES. Lines of JSON are not parsed: `text_of` does that."""
     if kind == ".parquet":
         yield from _parquet(content, column)
         return
     # csv finds line ends itself, because a cell may hold some
     with io.TextIOWrapper(content, encoding, newline="" if kind == ".csv" else None) as text:
         if kind == ".json":
-            yield from _json(text.read(LONGEST_JSON))
+            yield from _json(text.read())
         elif kind == ".jsonl":
-            yield from (_value(line) for line in _lines(text) if line.strip())
+            yield from filter(str.strip, _lines(text))
         else:
             yield from _csv(text, tabs=kind == ".tsv")
 
@@ -54,24 +48,14 @@ def _csv(text, tabs):
     how = {"delimiter": max(",;\t", key=first.count), "strict": True}
     if tabs:
         how = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-    for row in csv.DictReader(itertools.chain([first], lines), **how):
-        yield Unreadable("has more cells than the first line") if None in row else row
-
-
-def _value(line):
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        return Unreadable(f"is no JSON ({first_line(error)})")
+    yield from csv.DictReader(itertools.chain([first], lines), **how)
 
 
 def _json(text):
     """The rows of a JSON array, of JSON lines, or one value."""
-    if len(text) == LONGEST_JSON:
-        raise ValueError(f"it has over {LONGEST_JSON:,} characters, and is read whole: write its rows to a .jsonl")
-    value = _value(text)
-    if isinstance(value, Unreadable) and "Extra data" in str(value):
-        value = [_value(line) for line in text.splitlines() if line.strip()]
+    if "}\n{" in text:
+        return filter(str.strip, text.split("\n"))
+    value = json.loads(text)
     return value if isinstance(value, list) else [value]
 
 
@@ -88,50 +72,44 @@ def _parquet(file, column):
 def text_of(row: Any, column: str) -> str:
     """The text at the path `column` of a row, such as messages.content; "" for a null.
 
-    Raises Unreadable if there is none.
+    Texts of a list are joined by line ends. Raises ValueError if there is none.
     """
-    if isinstance(row, Unreadable):
-        raise row
-    try:
-        return _at(row, column)
-    except KeyError as error:
-        raise Unreadable(_missing(row, column)) from error
+    if isinstance(row, str):
+        row = json.loads(row)
+    if isinstance(row, dict) and None in row:
+        raise ValueError("it has more cells than the first line")
+
+    def at(value, path):
+        if isinstance(value, list):
+            return "\n".join(at(each, path) for each in value)
+        if path and isinstance(value, dict):
+            name = path if path in value else path.partition(".")[0]  # a name may have a dot in it
+            if name in value:
+                return at(value[name], path[len(name) + 1 :])
+        if value is None or (isinstance(value, str) and not path):
+            return value or ""
+        if path:
+            raise ValueError(f"it has no {column!r}{_another(row)}")
+        raise ValueError(f"it has {shown(value)} where its text should be")
+
+    return at(row, column)
 
 
-def _at(value, path):
-    """The text at a path. Texts of a list are joined by line ends. Raises KeyError if there is no such path."""
-    if isinstance(value, list):
-        return "\n".join(_at(each, path) for each in value)
-    if path and isinstance(value, dict):
-        if path in value:  # a name may have a dot in it
-            return _at(value[path], "")
-        name, _, rest = path.partition(".")
-        return _at(value[name], rest)
-    if path and value is not None:
-        raise KeyError(path)
-    if value is not None and not isinstance(value, str):
-        raise Unreadable(f"has {shown(value)} where its text should be")
-    return value or ""
+def _another(row):
+    """Which column to name: that with most text."""
+    lengths = collections.Counter()
 
+    def add(value, path):
+        if isinstance(value, str):
+            lengths[path] += len(value)
+        elif isinstance(value, dict):
+            for name, each in value.items():
+                add(each, f"{path}.{name}".lstrip("."))
+        elif isinstance(value, list):
+            for each in value:
+                add(each, path)
 
-def _missing(row, column):
-    """What a row has in place of `column`, and the path of its longest text."""
-    if not (texts := _paths(row)):
-        return f"has no {column!r}, and no text elsewhere: {shown(row)}"
-    longest = max(texts, key=texts.get)
-    there = ", ".join(itertools.islice(texts, SHOWN))
-    return f"has no {column!r}, but {there}: name one, as in --text_column={shlex.quote(longest)}"
-
-
-def _paths(value, path=""):
-    """{path: characters} of all texts in a row."""
-    if isinstance(value, str):
-        return {path: len(value)}
-    inside = collections.Counter()
-    if isinstance(value, dict):
-        for name, each in value.items():
-            inside.update(_paths(each, f"{path}.{name}".lstrip(".")))
-    elif isinstance(value, list):
-        for each in value[:SHOWN]:
-            inside.update(_paths(each, path))
-    return inside
+    add(row, "")
+    if not lengths:
+        return f", and no text elsewhere: {shown(row)}"
+    return f": name another column, as in --text_column={shlex.quote(max(lengths, key=lengths.get))}"

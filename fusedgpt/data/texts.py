@@ -14,7 +14,7 @@ import pathlib
 from collections.abc import Iterator
 
 from fusedgpt.data import decoding, documents, inputs, tables
-from fusedgpt.errors import UserError, first_line, out_of_memory
+from fusedgpt.errors import UserError, first_line
 
 
 class Files:
@@ -45,13 +45,15 @@ class Files:
 
     def read(self, path: pathlib.Path) -> Iterator[tuple[str, bool]]:
         """The documents of a file. What is blank is left out."""
+        kind = inputs.kind(path) or ".txt"
+        readers = dict.fromkeys(inputs.TEXTS, self._text) | dict.fromkeys(inputs.TABLES, self._rows)
         try:
-            yield from self._read(path)
+            for text, last in readers.get(kind, self._documents)(path, kind):
+                yield _clean(text), last
         except Exception as error:  # pyarrow, lzma, csv, json, email and pypdf each have their own types
             what = _unreadable(path, error)
             if not self.skip:
-                further = "; --skip_unreadable=True goes on, and names all such files" * (len(self.files) > 1)
-                raise UserError(f"{what}{further}") from error
+                raise UserError(what) from error
             self._leave_out(path, what)
 
     def _leave_out(self, path, what):
@@ -63,27 +65,13 @@ class Files:
             print(note)
         self._notes.add(note)
 
-    def _read(self, path):
-        kind, anything = inputs.kind(path) or ".txt", False
-        if kind in inputs.TABLES:
-            found = self._rows(path, kind)
-        elif kind in inputs.TEXTS:
-            found = self._text(path)
-        else:
-            found = self._documents(path, kind)
-        for text, last in found:
-            anything = anything or bool(text)
-            yield _clean(text), last
-        if not anything:
-            self._leave_out(path, "it has no text")
-
-    def _encoding(self, path, plain=True):
-        encoding, note = decoding.encoding_of(path, self.encodings[path], plain)
+    def _encoding(self, path):
+        encoding, note = decoding.encoding_of(path, self.encodings[path])
         if note:
             self._note(note)
         return encoding
 
-    def _text(self, path):
+    def _text(self, path, kind):
         with decoding.unpacked(path) as content, io.TextIOWrapper(content, self._encoding(path)) as text:
             if self.paragraphs:
                 yield from ((paragraph, True) for paragraph in decoding.paragraphs(text))
@@ -108,11 +96,11 @@ class Files:
             raw = documents.read_whole(file, path)
         if kind == ".pdf":
             yield documents.pdf(io.BytesIO(raw), path, functools.partial(self._leave_out, path))
-        elif kind in inputs.MAILS:
+        elif kind == ".eml":
             yield documents.mail(raw, path)
         else:
             if kind not in inputs.ARCHIVES:
-                raw = raw.decode(self._encoding(path, plain=False)).encode()
+                raw = raw.decode(self._encoding(path)).encode()
             yield documents.plain(raw, inputs.PANDOC[kind], path)
 
     def _rows(self, path, kind):
@@ -120,25 +108,24 @@ class Files:
         blank, unreadable, column = 0, [], self.columns[path]
         encoding = "" if kind == ".parquet" else self._encoding(path)
         with decoding.unpacked(path) as content:
-            if kind == ".parquet" and path.suffix.lower() != kind:  # its parts are read in any order
+            if kind == ".json" or (kind == ".parquet" and path.suffix.lower() != kind):  # not read from front to end
                 content = io.BytesIO(documents.read_whole(content, path))
             for number, row in enumerate(tables.rows(content, kind, encoding, column), start=1):
                 try:
                     text = tables.text_of(row, column)
-                except tables.Unreadable as error:
-                    why = " ".join(f"row {number:,} of {path} {error}".split())  # names may have line ends
+                except (ValueError, RecursionError) as error:
+                    unreadable.append(f"row {number:,} of {path} cannot be read: {first_line(error)}")
                     if not self.skip:
-                        raise UserError(why) from error
-                    unreadable.append(why)
+                        raise UserError(unreadable[0]) from error
                     continue
                 if text.strip():
                     yield text, True
                 else:
                     blank += 1
-        said = [f"{blank:,} rows without text"] * bool(blank)
-        said += [f"{len(unreadable):,} rows that cannot be read, as {each}" for each in unreadable[:1]]
-        if said:
-            self._leave_out(path, " and ".join(said))
+        if blank:
+            self._leave_out(path, f"{blank:,} rows without text")
+        if unreadable:
+            self._leave_out(path, f"{len(unreadable):,} rows that cannot be read, as {unreadable[0]}")
 
 
 def _clean(text):
@@ -153,18 +140,11 @@ def _clean(text):
 
 def _unreadable(path, error):
     """What the UserError for a file says that cannot be read."""
-    why = first_line(error)
     if isinstance(error, UserError):
         return str(error)
-    if isinstance(error, OSError) and error.strerror:  # that of gzip has none
-        return f"cannot read {path}: {error.strerror}"
-    if out_of_memory(error):
-        return f"cannot read {path}, because memory ran out: cut its long texts into shorter ones"
     if isinstance(error, ImportError):
         return f"{path} needs the package {error.name}: pip install 'fusedgpt[documents]'"
-    if isinstance(error, UnicodeError):
-        return f"{path} is not text in its encoding ({why}): say --encoding=NAME, or convert it"
-    return f"cannot read {path} ({type(error).__name__}: {why}): it is damaged, or its suffix is wrong"
+    return f"cannot read {path} ({type(error).__name__}: {first_line(error)}): is its suffix right, and --encoding?"
 
 
 class Hub:

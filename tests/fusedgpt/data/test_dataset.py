@@ -47,9 +47,8 @@ U2 = np.arange(10, dtype="<u2").tobytes()
         ({}, None, r"train.bin does not exist.*prepare.py"),
         ({"train.bin": U2 + b"0"}, None, r"truncated.*21 bytes are 10.5 uint16 tokens"),
         ({"train.bin": U2}, 80, r"truncated.*10.0 uint16 tokens, not 80"),
-        ({"train.bin": U2, "train_0000.bin": U2}, None, r"train.bin and train_0000.bin: which one counts"),
-        ({"train_0000.bin": U2, "train_0001.bin": U2[1:]}, None, "train_0001.bin is truncated.*39 bytes"),
-        ({"train_0000.bin": U2, "train_0001.bin": U2}, 30, r"train_\*.bin is truncated.*20.0 uint16 tokens, not 30"),
+        ({"train_0000.bin": U2, "train_0001.bin": U2[1:]}, None, "truncated.*39 bytes"),
+        ({"train_0000.bin": U2, "train_0001.bin": U2}, 30, r"truncated.*20.0 uint16 tokens, not 30"),
         # it was always the first shard; a file of another name is none
         (
             {"train_0001.bin": U2, "train_0002.bin": U2[:-2] + b"\x3c\0", "train_backup.bin": b""},

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fusedgpt.data import encoding, make_tokenizer
+from fusedgpt.data import make_tokenizer
 from fusedgpt.data.texts import Files
 from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.errors import UserError
@@ -28,7 +28,7 @@ def bpe():
     return trained
 
 
-def test_a_bpe_is_trained_as_the_library_trains_gpt2s(text, capsys):
+def test_a_bpe_is_trained_as_the_library_trains_gpt2s(text):
     meta = make_tokenizer.of("train:300", text)
     ours, theirs = Tokenizer(meta), bpe()
     assert meta["vocab_size"] == 300 and ours.tokens[meta["end_of_text"]] == b"<|endoftext|>"
@@ -40,17 +40,8 @@ def test_a_bpe_is_trained_as_the_library_trains_gpt2s(text, capsys):
     assert make_tokenizer.of("train:300", text) == meta  # the same text gives the same tokenizer
 
 
-def test_a_sample_is_spread_over_the_text(text, monkeypatch):
-    monkeypatch.setattr(encoding, "PIECE", 100)
-    monkeypatch.setattr(encoding, "BATCH", 100)
-    monkeypatch.setattr(make_tokenizer, "SAMPLE", 8)
-    everything = [batch for batch, _ in encoding.batches(text)]
-    sample, step = make_tokenizer._sample(text)
-    assert sample == everything[::step] and 4 <= len(sample) <= 8 and step > 1
-
-
 @pytest.mark.parametrize("end", ["</s>", None])
-def test_a_tokenizer_json_keeps_its_ids_and_its_end(tmp_path, text, end, capsys):
+def test_a_tokenizer_json_keeps_its_ids_and_its_end(tmp_path, text, end):
     # without an end, a tokenizer was given one more id, which its model does not have
     theirs = bpe()
     if not end:
@@ -64,7 +55,7 @@ def test_a_tokenizer_json_keeps_its_ids_and_its_end(tmp_path, text, end, capsys)
     if end:
         assert Tokenizer(meta).tokens[meta["end_of_text"]].decode() == end
     else:
-        assert "end_of_text" not in meta and "no id ends a document" in capsys.readouterr().out
+        assert "end_of_text" not in meta
 
 
 BLANKS = dict(id=300, content="the", single_word=True, lstrip=True, rstrip=True, normalized=True, special=False)
@@ -83,12 +74,12 @@ def test_a_tokenizer_json_that_loses_text_is_refused(tmp_path, text, lost):
     vocab = {name: id for name, id in content["model"]["vocab"].items() if name != "Ā"}
     content = content | FAULTS.get(lost, {"model": content["model"] | {"vocab": vocab}})
     (tmp_path / "lossy.json").write_text(json.dumps(content))
-    said = "tokenizer_json is not byte-level" if lost == "line ends" else "does not give back every text: it changes '"
+    said = "tokenizer_json is not byte-level" if lost == "line ends" else "does not give back every text"
     with pytest.raises(UserError, match=said):
         make_tokenizer.of(str(tmp_path / "lossy.json"), text)
 
 
-UNKNOWN = ["gpt3", "json", "none.json", "train", "train:", "train:5", "train:x", "train:" + "9" * 5000, ""]
+UNKNOWN = ["gpt3", "json", "none.json", "train", "train:5", "train:x", "train:" + "9" * 5000, ""]
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
