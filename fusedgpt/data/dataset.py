@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import pickle
+import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,6 +30,11 @@ def find_folder(root: pathlib.Path, dataset: str) -> pathlib.Path:
     for folder in (root / "data" / str(dataset), pathlib.Path(str(dataset))):
         if dataset and os.path.isdir(folder):
             return folder
+    if os.path.isfile(str(dataset)):
+        how = f"name its folder, {os.path.dirname(dataset) or '.'}"
+        if not str(dataset).endswith(".bin"):
+            how = f"prepare it first, with python data/text/prepare.py --input={shlex.quote(dataset)}"
+        raise UserError(f"dataset={dataset} is a file: {how}")
     scripts = {file.parent.name for file in (home.SCRIPTS / "data").glob("*/prepare.py")}
     if dataset in scripts:  # in a clone, its folder is there before it is prepared
         raise UserError(f"dataset={dataset} has no data here: run fusedgpt prepare {dataset}")
@@ -178,6 +184,8 @@ def _read_meta_pkl(path):
     with open(path, "rb") as file:
         meta = _PlainUnpickler(file).load()
     itos = meta.get("itos") or {i: c for c, i in meta.get("stoi", {}).items()}
+    if isinstance(itos, list):
+        itos = dict(enumerate(itos))
     itos = {int(i): c for i, c in itos.items()}
     size = vocabulary({"vocab_size": int(meta.get("vocab_size") or max(itos) + 1)})
     if not itos:

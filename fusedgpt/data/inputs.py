@@ -37,6 +37,19 @@ def stamp(path: pathlib.Path) -> list:
     return [str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns]
 
 
+def require_readable(path: pathlib.Path) -> None:
+    """Raise UserError if `path` is missing, or is a pipe or a device, which cannot be read twice."""
+    if not path.exists():
+        how = "name a local file or folder"
+        if str(path).startswith(("http:", "https:")):
+            how = "download it first, and name the file"
+        elif "*" in path.name:
+            how = "leave out the quotation marks, so that the shell names the files"
+        raise UserError(f"--input={path} does not exist: {how}")
+    if not (path.is_file() or path.is_dir()):
+        raise UserError(f"--input={path} is a pipe or a device: write its content to a file and name that")
+
+
 def found(paths: Sequence[pathlib.Path], out_dir: pathlib.Path) -> list[pathlib.Path]:
     """The files to read, of those that `paths` name or contain. Prints what is left out.
 
@@ -45,6 +58,7 @@ def found(paths: Sequence[pathlib.Path], out_dir: pathlib.Path) -> list[pathlib.
     """
     files, left_out = {}, 0
     for path in paths:
+        require_readable(path)
         for file in [path] if path.is_file() else _inside(path, out_dir):
             if (file == path or (kind(file) and file.is_file())) and file.stat().st_size:
                 files.setdefault(file.resolve(), file)  # a document that is there twice could be in both splits

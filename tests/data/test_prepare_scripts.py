@@ -132,6 +132,11 @@ def test_shakespeare_is_cut_before_it_is_tokenized(monkeypatch, tmp_path):
     assert json.loads((tmp_path / "meta.json").read_text())["tokens"] == {"train": 18, "val": 2}
 
 
+@pytest.mark.parametrize("name", sorted(f.parent.name for f in (ROOT / "data").glob("*/prepare.py")))
+def test_a_missing_input_is_named(name):
+    assert "--input=/no/such/file does not exist" in fails(f"data/{name}/prepare.py", "--input=/no/such/file")
+
+
 def test_bad_input_is_one_sentence(tmp_path):
     contents = {"empty.txt": b"", "bom.txt": b"\xef\xbb\xbf", "short.txt": b"To be", "one/a.py": b"a = 1\n"}
     contents["rows.jsonl"] = b'{"text": ""}\n' * 99  # made bins of ends of text alone
@@ -140,8 +145,6 @@ def test_bad_input_is_one_sentence(tmp_path):
         (tmp_path / name).write_bytes(raw)
     for name, args, said in [
         ("text", [], "give files or folders with --input=PATH"),
-        ("text", ["missing.txt"], "No such file or directory"),
-        ("python_stdlib", ["missing"], "has 0 .py files"),
         ("fineweb", ["--max_tokens=0"], "--max_tokens=0 must be 1 or more"),
         ("shakespeare_char", ["empty.txt"], "holds no text"),
         ("shakespeare_char", ["bom.txt"], "holds no text"),
@@ -230,8 +233,13 @@ def test_a_folder_as_people_have_it_takes_one_command(tmp_path):
     assert [each for each in said if each not in text] == []
     itos = json.loads((tmp_path / "out" / "meta.json").read_text())["itos"][:-1]
     assert set(itos) <= set("".join(said).replace("<|endoftext|>", "") + "Kapitel\n"), "foreign characters"
-    notes = ("c.txt as cp1252", "1 rows without text", "1 of its 2 pages", "2 files that are empty", "bad.docx: cannot")
-    for note in notes:
+    for note in (
+        "c.txt as cp1252",
+        "1 rows without text",
+        "1 of its 2 pages",
+        "2 files that are empty",
+        "bad.docx: cannot",
+    ):
         assert note in done.stdout, note
     first = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     script(*command, "--skip_unreadable=True")
