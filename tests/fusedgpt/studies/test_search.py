@@ -6,15 +6,14 @@ import signal
 
 import pytest
 
+import study
 from fusedgpt.errors import UserError
 from fusedgpt.runs.metrics import read_metrics, record_of
 from fusedgpt.settings import Settings
 from fusedgpt.studies import command, outcomes, search
 from fusedgpt.studies.search import Axis
-from tests.conftest import TINY
 from tests.fusedgpt.studies import fakes
-from tests.fusedgpt.studies.workers import work
-from tests.launch import script
+from tests.fusedgpt.studies.fakes import work
 
 optuna = pytest.importorskip("optuna")
 pytest.importorskip("tyro")
@@ -97,6 +96,10 @@ def test_a_search_ends_with_its_trials_a_best_one_and_the_flags_that_confirm_it(
     confirm = f"--learning_rate=0.001,{best.partition('=')[2]} --seed=3..7 --study_dir=out-confirm"
     assert f" give {confirm} in place of --search" in found[-1]
     assert command.read(confirm.split(), "").seeds == [3, 4, 5, 6, 7]
+    (tmp_path / "study" / "study.db").unlink()
+    table = (tmp_path / "study" / "table.csv").read_bytes()
+    study.conclude(tmp_path / "study")  # needs no storage
+    assert (tmp_path / "study" / "table.csv").read_bytes() == table and table.count(b"learning_rate=") == 5
 
 
 def test_trials_that_diverge_or_whose_settings_do_not_fit_together_are_the_worst(tmp_path, code, here, capfd):
@@ -158,17 +161,3 @@ def test_workers_with_folders_of_their_own_have_all_values(tmp_path, code, here)
     assert both[0].values() == both[1].values() and [len(each.outcomes) for each in both] == [6, 6]
     assert {each.status for results in both for each in results.outcomes} == {"finished"}
     assert [len(list(folder.glob("runs/*/*/metrics.jsonl"))) for folder in folders] == [2, 4]  # nothing ran twice
-
-
-def test_study_py_searches_and_reports_without_the_storage(tmp_path, data, here):
-    folder = tmp_path / "study"
-    settings = TINY | dict(gradient_accumulation_steps=1, max_iters=6, lr_decay_iters=6, eval_interval=3, eval_iters=2)
-    settings |= dict(warmup_iters=1, device="cpu", dtype="float32", compile=False, dataset=data, study_dir=folder)
-    flags = [f"--{name}={value}" for name, value in settings.items()]
-    asked = (*flags, "--search=learning_rate=1e-3..1e-1:log, n_head=1|2", "--trials=2", "--seed=1,2")
-    said = script("study.py", *asked).stdout
-    assert "the baseline" in said and "trial 2 of 2" in said
-    (folder / "study.db").unlink()
-    (folder / "table.csv").unlink()
-    script("study.py", "report", folder)
-    assert (folder / "table.csv").read_text().count("learning_rate=") >= 2
