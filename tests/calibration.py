@@ -12,9 +12,7 @@ range     `share` of the printed ranges hold the smallest difference that the se
 planted   one variant is better by `of_smallest` times the smallest difference that the verdict promises to find in 80 %
           of studies. `share` of the studies find it; `promised` is what the noncentral t distribution says
 
-`low` to `high` is the 95 % interval of a share. Values are an effect of the seed, which a pair shares, and noise. Rows
-of real runs are published too: unpaired and pairing are what a t test finds that does not know the pairs, and what
-shared seeds are worth. They are those of an earlier commit, see results/study_calibration/README.md.
+`low` to `high` is the 95 % interval of a share. Values are an effect of the seed, which a pair shares, and noise.
 """
 
 import dataclasses

@@ -20,15 +20,16 @@ from fusedgpt.studies import outcomes, report, runner, step_time
 from tests.launch import ROOT, script
 
 # The loss falls towards (log10(learning_rate) + 2)² + 1, plus a part that follows from the seed. A rate above 10
-# diverges, n_layer=13 is refused, n_layer=14 fills the disk. Before its fourth step, a run sends the signal that a test
-# has written to the file `signal` of its folder, once: to itself, or to its study if the number is negative
+# diverges, n_layer=13 is refused, n_layer=14 fills the disk. A step takes FAKE_PAUSE seconds for each layer. Before its
+# fourth step, a run sends the signal that a test has written to the file `signal` of its folder, once: to itself, or to
+# its study if the number is negative
 FAKE = """
 import json, math, os, pathlib, random, signal, sys, time
 
 flags = dict(flag.removeprefix("--").split("=", 1) for flag in sys.argv[1:])
-out, rate, seed = pathlib.Path(flags["out_dir"]), float(flags.get("learning_rate", 0.01)), int(flags["seed"])
+out, rate, seed = pathlib.Path(flags["out_dir"]), float(flags.get("learning_rate", 0.01)) or 0.01, int(flags["seed"])
 steps, every = int(flags.get("max_iters", 10)), int(flags.get("eval_interval", 5))
-pause = float(os.environ.get("FAKE_PAUSE", 0))
+pause = float(os.environ.get("FAKE_PAUSE", 0)) * int(flags.get("n_layer", 1))
 names = ("attention", "dtype", "compile")
 if flags.get("n_layer") in ("13", "14"):
     sys.exit("error: n_layer=13 is unlucky" if flags["n_layer"] == "13" else "error: cannot write x: No space left")
@@ -77,8 +78,10 @@ with open(path, "a", buffering=1) as file:
             sys.exit(143)
         if rate > 10 and iteration == 7:
             sys.exit("error: 21 steps in a row had no finite gradient, the last at iteration 7")
-        write(kind="train", iter=iteration, loss=loss(iteration), ms=10.0 + seed, tokens_per_s=1e4, lr=rate)
+        began = time.perf_counter()
         time.sleep(pause)
+        ms = 1e3 * (time.perf_counter() - began) if pause else 10.0 + seed
+        write(kind="train", iter=iteration, loss=loss(iteration), ms=ms, tokens_per_s=1e4, lr=rate)
 """
 
 
