@@ -33,13 +33,6 @@ def test_a_design_comes_back_from_the_disk(tmp_path):
     assert design.load(tmp_path) == one and design.load(tmp_path / "empty") is None
 
 
-def test_equal_minutes_are_iterations_by_the_time_of_a_step():
-    one = plan(minutes=2.0)
-    assert one.iterations("learning_rate=0.001") is None
-    one.times = {"learning_rate=0.001": {"ms": 20.0}, "learning_rate=0.002": {"ms": 25.0, "times": 1.25}}
-    assert [one.iterations(name) for name in VARIANTS] == [6000, 4800]
-
-
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
