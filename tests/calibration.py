@@ -12,9 +12,7 @@ range     `share` of the printed ranges hold the smallest difference that the se
 planted   one variant is better by `of_smallest` times the smallest difference that the verdict promises to find in 80 %
           of studies. `share` of the studies find it; `promised` is what the noncentral t distribution says
 
-`low` to `high` is the 95 % interval of a share. Values are an effect of the seed, which a pair shares, and noise. Rows
-of real runs are published too: unpaired and pairing are what a t test finds that does not know the pairs, and what
-shared seeds are worth. They are those of an earlier commit, see results/study_calibration/README.md.
+`low` to `high` is the 95 % interval of a share. Values are an effect of the seed, which a pair shares, and noise.
 """
 
 import dataclasses
@@ -37,7 +35,7 @@ from fusedgpt.machine import files
 from fusedgpt.machine.environment import environment
 from fusedgpt.studies import verdict
 
-Values = dict[str, dict[int, float]]  # {variant: {seed: value}}; the baseline is the first
+Values = dict[str, np.ndarray]  # {variant: its values, by seed}; the baseline is the first
 COMMON, NOISE = 0.03, 0.01  # standard deviations of a seed's effect and of the noise
 SPREAD = math.sqrt(2) * NOISE  # of a difference
 SEEDS = 5  # of a study, unless a row is about their number
@@ -64,19 +62,20 @@ def simulated(rng: np.random.Generator, seeds: int, comparisons: int, noise: str
     """A study with `comparisons` variants beside the baseline "0". Variant "1" is better than the others by `gain`."""
     common = np.zeros(seeds) if noise == "counts" else rng.normal(3, COMMON, seeds)
     samples = [common - gain * (i == 1) + NOISES[noise](rng, seeds) for i in range(1 + comparisons)]
-    return {str(i): dict(enumerate(map(float, sample))) for i, sample in enumerate(samples)}
+    return {str(i): np.array(sample, float) for i, sample in enumerate(samples)}
 
 
-def share(found: Iterable[bool]) -> dict:
-    """How many of the studies, their share, and its interval (Clopper and Pearson)."""
+def share(what: str, found: Iterable[bool], **spec) -> dict:
+    """A row: how many studies there were, the share that is `found`, and its interval (Clopper and Pearson)."""
     found = list(found)
     low, high = stats.binomtest(sum(found), len(found)).proportion_ci()
-    return dict(studies=len(found), share=sum(found) / len(found), low=float(low), high=float(high))
+    counted = dict(studies=len(found), share=sum(found) / len(found), low=float(low), high=float(high))
+    return dict(what=what, data="simulated") | spec | counted
 
 
 def compared(values: Values, **how) -> list[verdict.Comparison]:
     """The verdict on each variant but the first, which is the baseline."""
-    (_, base), *others = ((name, np.array(list(each.values()))) for name, each in values.items())
+    (_, base), *others = values.items()
     return verdict.compare({name: each - base for name, each in others}, largest=10.0, **how)
 
 
@@ -85,91 +84,55 @@ def differ(values: Values, **how) -> bool:
     return any(c.word in ("better", "worse") and c.planned for c in compared(values, **how))
 
 
-def first(values: Values, n: int) -> Values:
-    """The first `n` seeds of a study."""
-    return {name: {seed: each[seed] for seed in range(n)} for name, each in values.items()}
+def hold(rng: np.random.Generator, comparisons: int, gain: float) -> bool:
+    """Whether all intervals of a study hold the true differences; variants 1, 3, … are better by `gain`."""
+    values = simulated(rng, SEEDS, comparisons)
+    for name in list(values)[1::2]:
+        values[name] -= gain
+    return all(c.low <= -gain * (int(c.variant) % 2) <= c.high for c in compared(values))
 
 
-def equal(studies: int, seeds: int, comparisons: int, noise: str) -> dict:
-    """The row of simulated studies whose variants are all equal."""
-    rng = np.random.default_rng((seeds, comparisons))
-    found = (differ(simulated(rng, seeds, comparisons, noise)) for _ in range(studies))
-    return dict(what="equal", data="simulated", seeds=seeds, comparisons=comparisons, noise=noise) | share(found)
-
-
-def at_looks(studies: int, looks: tuple[int, ...], comparisons: int) -> dict:
-    """The row of simulated studies of equal variants that end as soon as a look finds a difference."""
-    rng = np.random.default_rng((*looks, comparisons))
-    drawn = (simulated(rng, looks[-1], comparisons) for _ in range(studies))
-    found = (any(differ(first(values, n), looks=looks) for n in looks) for values in drawn)
-    return dict(what="looks", data="simulated", looks=list(looks), comparisons=comparisons) | share(found)
-
-
-def added(studies: int) -> dict:
-    """The row of simulated studies of equal variants, to which a variant is added after the verdict on the first."""
-    rng = np.random.default_rng(11)
-    drawn = (simulated(rng, SEEDS, 2) for _ in range(studies))
-    return dict(what="added", data="simulated") | share(differ(each, planned=frozenset("1")) for each in drawn)
-
-
-def intervals(studies: int, comparisons: int) -> dict:
-    """The row of simulated studies whose variants 1, 3, … are better by three standard errors of the mean."""
-    rng, gain = np.random.default_rng(comparisons), 3 * SPREAD / math.sqrt(SEEDS)
-
-    def hold():
-        values = simulated(rng, SEEDS, comparisons)
-        for name in list(values)[1::2]:
-            values[name] = {seed: value - gain for seed, value in values[name].items()}
-        return all(c.low <= -gain * (int(c.variant) % 2) <= c.high for c in compared(values))
-
-    return dict(what="intervals", data="simulated", comparisons=comparisons) | share(hold() for _ in range(studies))
-
-
-def ranges(studies: int, seeds: int) -> dict:
-    """The row of the ranges that verdicts print for what their seeds find."""
-    rng, true = np.random.default_rng(seeds), verdict.smallest(SPREAD, seeds)
-    found = (compared(simulated(rng, seeds, 1))[0].found for _ in range(studies))
-    return dict(what="range", data="simulated", seeds=seeds) | share(low <= true <= high for low, high in found)
-
-
-def power(difference: float, spread: float, seeds: int, comparisons: int) -> float:
+def power(difference: float, seeds: int, comparisons: int) -> float:
     """The share of studies that find a true difference, by the noncentral t distribution at Bonferroni's level."""
     beyond = stats.t.isf(verdict.LEVEL / comparisons / 2, seeds - 1)
-    return float(stats.nct.sf(beyond, seeds - 1, difference / spread * math.sqrt(seeds)))
+    return float(stats.nct.sf(beyond, seeds - 1, difference / SPREAD * math.sqrt(seeds)))
 
 
-def planted(studies: int, comparisons: int, of_smallest: float) -> dict:
-    """The row of simulated studies in which one variant is better by `of_smallest` times the smallest difference."""
-    rng = np.random.default_rng((comparisons, round(100 * of_smallest)))
-    gain = of_smallest * verdict.smallest(SPREAD, SEEDS, verdict.LEVEL / comparisons)
-    drawn = (simulated(rng, SEEDS, comparisons, gain=gain) for _ in range(studies))
-    found = (compared(values)[0].word == "better" for values in drawn)
-    spec = dict(seeds=SEEDS, comparisons=comparisons, of_smallest=of_smallest)
-    promised = power(gain, SPREAD, SEEDS, comparisons)
-    return dict(what="planted", data="simulated") | spec | share(found) | dict(promised=promised)
-
-
-def rows(s: Settings) -> Iterator[dict]:
+def rows(studies: int) -> Iterator[dict]:
     """Every row."""
-    for spec in EQUAL:
-        yield equal(s.studies, *spec)
-    for looks, comparisons in LOOKS:
-        yield at_looks(s.studies, looks, comparisons)
-    yield added(s.studies)
+    for seeds, comparisons, noise in EQUAL:
+        rng = np.random.default_rng((seeds, comparisons))
+        found = (differ(simulated(rng, seeds, comparisons, noise)) for _ in range(studies))
+        yield share("equal", found, seeds=seeds, comparisons=comparisons, noise=noise)
+    for looks, comparisons in LOOKS:  # which end a study as soon as one finds a difference
+        rng = np.random.default_rng((*looks, comparisons))
+        drawn = (simulated(rng, looks[-1], comparisons) for _ in range(studies))
+        found = (any(differ({v: x[:n] for v, x in each.items()}, looks=looks) for n in looks) for each in drawn)
+        yield share("looks", found, looks=list(looks), comparisons=comparisons)
+    rng = np.random.default_rng(11)
+    yield share("added", (differ(simulated(rng, SEEDS, 2), planned=frozenset("1")) for _ in range(studies)))
     for comparisons in (1, 4):
-        yield intervals(s.studies, comparisons)
+        rng, gain = np.random.default_rng(comparisons), 3 * SPREAD / math.sqrt(SEEDS)
+        yield share("intervals", (hold(rng, comparisons, gain) for _ in range(studies)), comparisons=comparisons)
     for seeds in (3, SEEDS, 10):
-        yield ranges(s.studies, seeds)
+        rng, true = np.random.default_rng(seeds), verdict.smallest(SPREAD, seeds)
+        found = (compared(simulated(rng, seeds, 1))[0].found for _ in range(studies))
+        yield share("range", (low <= true <= high for low, high in found), seeds=seeds)
     for comparisons in (1, 5):
         for of_smallest in OF_SMALLEST:
-            yield planted(s.studies, comparisons, of_smallest)
+            rng = np.random.default_rng((comparisons, round(100 * of_smallest)))
+            gain = of_smallest * verdict.smallest(SPREAD, SEEDS, verdict.LEVEL / comparisons)
+            drawn = (simulated(rng, SEEDS, comparisons, gain=gain) for _ in range(studies))
+            found = (compared(values)[0].word == "better" for values in drawn)
+            row = share("planted", found, seeds=SEEDS, comparisons=comparisons, of_smallest=of_smallest)
+            yield row | dict(promised=power(gain, SEEDS, comparisons))
 
 
 def main(s: Settings, say: Callable[[str], None] = print) -> None:
     """Measure every row, say it, and write rows.jsonl."""
     where = environment(torch.device("cpu")) | {"date": time.strftime("%Y-%m-%d")}
     lines = [files.json_line(dict(what="header", command=" ".join(sys.argv), environment=where))]
-    for row in rows(s):
+    for row in rows(s.studies):
         lines.append(files.json_line(row))
         say(lines[-1].rstrip())
     with files.atomic(pathlib.Path(s.out_dir) / "rows.jsonl", "w") as file:

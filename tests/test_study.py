@@ -10,7 +10,7 @@ from fusedgpt.runs.metrics import Run, record_of
 from fusedgpt.studies import command, outcomes
 from tests.conftest import TINY, assert_same_bytes, weights
 from tests.fusedgpt.studies import fakes
-from tests.launch import ROOT, copied, fails, process, script
+from tests.launch import ROOT, copied, fails, script
 
 SMALL = TINY | dict(gradient_accumulation_steps=1, max_iters=12, eval_interval=6, eval_iters=2, warmup_iters=1)
 SMALL |= dict(lr_decay_iters=12, min_lr=0.0, log_interval=1, device="cpu", dtype="float32", compile=False)
@@ -23,9 +23,9 @@ def cheap():
         yield
 
 
-def study(folder, data, *args, check=True, run=script):
+def study(folder, data, *args, check=True):
     shared = {"study_dir": folder, "dataset": data, **SMALL}
-    return run("study.py", *(f"--{name}={value}" for name, value in shared.items()), *args, check=check)
+    return script("study.py", *(f"--{name}={value}" for name, value in shared.items()), *args, check=check)
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +43,6 @@ def test_a_study_ends_with_a_verdict(done):
     assert (comparison["variant"], comparison["n"], comparison["word"]) == ("learning_rate=1e-09", 3, "worse")
     assert "learning_rate=1e-09 is worse than learning_rate=0.01: val_loss " in said
     assert "| `learning_rate=0.01` " in said  # the table
-    for name in ("study.html", "table.csv", "table.md"):
-        assert (folder / name).stat().st_size > 100
 
 
 def test_runs_differ_in_what_varies_and_in_nothing_else(done):
@@ -106,29 +104,13 @@ def test_a_report_without_runs_or_outcomes_replaces_nothing(done, tmp_path):
     assert (folder / "verdict.json").read_bytes() == verdict
 
 
-def test_another_baseline_after_a_verdict_is_exploratory(done, data, tmp_path):
-    folder = shutil.copytree(done[0], tmp_path / "study")
-    said = study(folder, data, *RATES, "--baseline=learning_rate=1e-09").stdout
-    assert "exploratory, because it was not planned: learning_rate=0.01 is better than" in said
-
-
-@pytest.mark.slow  # two starts of PyTorch; test_runner.py has the processes of a study, with another train.py
-@pytest.mark.timeout(300)
-def test_a_study_whose_runs_are_processes_has_the_same_losses(done, tmp_path, data):
-    study(tmp_path / "study", data, RATES[0], "--seed=1", run=process)
-    here = outcomes.read(done[0]).values()
-    assert outcomes.read(tmp_path / "study").values() == {name: {1: values[1]} for name, values in here.items()}
-
-
 def test_bad_input_ends_in_one_sentence(tmp_path, data):
     folder, its = f"--study_dir={tmp_path / 'study'}", f"--dataset={data}"
     for args, said in [
-        ((folder, "--learning_rate=1e-3,quick"), "learning_rate='quick' is not allowed"),
         ((folder, "--dataset=nowhere", "--seed=1,2"), "dataset='nowhere' is no folder"),
         ((folder, its, "--against=no-such-ref"), "against='no-such-ref' is no commit of "),
         ((folder, its, "--against=HEAD", "--seed=1", "--n_layer=1,2"), "leave the settings the same"),
         (("report", "--help"), "name the folder of a study"),
-        (("report", tmp_path), "study.json does not exist"),
     ]:
         assert said in fails("study.py", *args)
     assert not (tmp_path / "study" / "runs").exists()

@@ -7,6 +7,7 @@ import html
 import io
 import json
 import math
+import os
 import pathlib
 import textwrap
 from typing import Any
@@ -48,7 +49,7 @@ def write(results: Results, sentences: list[str]) -> list[pathlib.Path]:
     content = images(results) | {name: text.encode() for name, text in texts.items()}
     content["study.html"] = _page(results, sentences, content.get("differences.png"))
     for name, each in content.items():
-        with atomic(results.folder / name) as file:
+        with atomic(results.folder / name, aside=f".{os.getpid()}") as file:  # workers may end at once
             file.write(each)
     return [results.folder / name for name in content]
 

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from fusedgpt.studies import outcomes
-from tests.fusedgpt.studies import fakes, workers
+from tests.fusedgpt.studies import fakes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 optuna = pytest.importorskip("optuna")
@@ -83,7 +83,7 @@ def wait_for_runs(folder, many):
 def test_a_killed_worker_and_a_server_that_goes_away_cost_no_trial(tmp_path, server):
     folder, code = tmp_path / "study", fakes.code(tmp_path / "code")
     flags = (SEARCH, "--trials=8", f"--storage={server.url}")
-    first, *others = (workers.start(folder, code, *flags, pause=0.05) for _ in range(3))
+    first, *others = (fakes.start(folder, code, *flags, pause=0.05) for _ in range(3))
     wait_for_runs(folder, 3)
     first.kill()
     first.communicate()
@@ -96,7 +96,7 @@ def test_a_killed_worker_and_a_server_that_goes_away_cost_no_trial(tmp_path, ser
         said = each.communicate(timeout=120)[0]
         assert each.returncode == 0 or ("the storage fails" in said and "give the same command again" in said), said
         gave_up += each.returncode != 0
-    (again,) = (workers.start(folder, code, *flags),)
+    again = fakes.start(folder, code, *flags)
     assert again.wait(120) == 0, again.communicate()[0]
     counted = [each for each in trials(server, folder) if each.state.name == "COMPLETE"]
     assert len(counted) >= 8 and not [each for each in trials(server, folder) if each.state.name == "RUNNING"]

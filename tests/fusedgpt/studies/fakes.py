@@ -4,8 +4,10 @@ The fake train.py learns nothing but writes what the real one writes, in a tenth
 """
 
 import contextlib
+import os
 import pathlib
-import textwrap
+import subprocess
+import sys
 import types
 from collections.abc import Iterator
 from typing import IO
@@ -13,19 +15,21 @@ from unittest import mock
 
 import torch
 
-from fusedgpt.studies import report, runner, step_time
-from tests.launch import script
+import study
+from fusedgpt.studies import outcomes, report, runner, step_time
+from tests.launch import ROOT, script
 
 # The loss falls towards (log10(learning_rate) + 2)² + 1, plus a part that follows from the seed. A rate above 10
-# diverges, n_layer=13 is refused, n_layer=14 fills the disk. Before its fourth step, a run sends the signal that a test
-# has written to the file `signal` of its folder, once: to itself, or to its study if the number is negative
+# diverges, n_layer=13 is refused, n_layer=14 fills the disk. A step takes FAKE_PAUSE seconds for each layer. Before its
+# fourth step, a run sends the signal that a test has written to the file `signal` of its folder, once: to itself, or to
+# its study if the number is negative
 FAKE = """
 import json, math, os, pathlib, random, signal, sys, time
 
 flags = dict(flag.removeprefix("--").split("=", 1) for flag in sys.argv[1:])
-out, rate, seed = pathlib.Path(flags["out_dir"]), float(flags.get("learning_rate", 0.01)), int(flags["seed"])
+out, rate, seed = pathlib.Path(flags["out_dir"]), float(flags.get("learning_rate", 0.01)) or 0.01, int(flags["seed"])
 steps, every = int(flags.get("max_iters", 10)), int(flags.get("eval_interval", 5))
-pause = float(os.environ.get("FAKE_PAUSE", 0))
+pause = float(os.environ.get("FAKE_PAUSE", 0)) * int(flags.get("n_layer", 1))
 names = ("attention", "dtype", "compile")
 if flags.get("n_layer") in ("13", "14"):
     sys.exit("error: n_layer=13 is unlucky" if flags["n_layer"] == "13" else "error: cannot write x: No space left")
@@ -74,16 +78,48 @@ with open(path, "a", buffering=1) as file:
             sys.exit(143)
         if rate > 10 and iteration == 7:
             sys.exit("error: 21 steps in a row had no finite gradient, the last at iteration 7")
-        write(kind="train", iter=iteration, loss=loss(iteration), ms=10.0 + seed, tokens_per_s=1e4, lr=rate)
+        began = time.perf_counter()
         time.sleep(pause)
+        ms = 1e3 * (time.perf_counter() - began) if pause else 10.0 + seed
+        write(kind="train", iter=iteration, loss=loss(iteration), ms=ms, tokens_per_s=1e4, lr=rate)
 """
 
 
 def code(folder: pathlib.Path) -> pathlib.Path:
-    """Write the fake train.py to `folder`, and return it."""
+    """Write the fake train.py to `folder`, with data that it does not read, and return it."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "train.py").write_text(textwrap.dedent(FAKE))
+    for name, content in {"train.py": FAKE, "train.bin": "ids of text.", "val.bin": "ids of more."}.items():
+        (folder / name).write_text(content)
     return folder
+
+
+def work(folder: pathlib.Path, code: pathlib.Path, *flags: str) -> outcomes.Results:
+    """Run study.py with these flags and the fake train.py in `code`; what `folder` then has."""
+    settings = (f"--study_dir={folder}", f"--dataset={code}", "--learning_rate=1e-3", "--min_lr=0", "--max_iters=27")
+    settings += ("--eval_interval=3", "--seed=1")
+    given = {flag.partition("=")[0]: flag for flag in (*settings, *flags)}
+    with mock.patch.object(study, "SCRIPTS", code):
+        study.main([*given.values()])
+    return outcomes.read(folder)
+
+
+# a worker of a search in a process of its own: its trial is queued again 4 seconds after it died
+WORKER = """
+import pathlib, sys
+from fusedgpt.errors import one_sentence
+from fusedgpt.studies import search
+from tests.fusedgpt.studies import fakes
+search.HEARTBEAT_S, search.GRACE_S, search.NAP_S = 1, 4, 0.1
+with one_sentence():
+    fakes.work(*map(pathlib.Path, sys.argv[1:3]), *sys.argv[3:])
+"""
+
+
+def start(folder: pathlib.Path, code: pathlib.Path, *flags: str, pause: float = 0.02) -> subprocess.Popen:
+    """Start a worker. pause: seconds that a step of the fake train.py takes."""
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = [sys.executable, "-c", WORKER, folder, code, *flags]
+    return subprocess.Popen(command, env=os.environ | {"FAKE_PAUSE": str(pause)}, cwd=ROOT, **pipes)
 
 
 def send(number: int, out_dir: pathlib.Path) -> None:

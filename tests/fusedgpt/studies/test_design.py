@@ -30,15 +30,7 @@ def test_a_design_comes_back_from_the_disk(tmp_path):
     assert one.varied == ["learning_rate"] and one.looks == [2, 3]
     assert not {"learning_rate", "seed", "out_dir", "minutes"} & one.settings.keys()
     one.save(tmp_path)
-    assert design.load(tmp_path) == one
-    assert design.load(tmp_path / "empty") is None
-
-
-def test_equal_minutes_are_iterations_by_the_time_of_a_step():
-    one = plan(minutes=2.0)
-    assert one.iterations("learning_rate=0.001") is None
-    one.times = {"learning_rate=0.001": {"ms": 20.0}, "learning_rate=0.002": {"ms": 25.0, "times": 1.25}}
-    assert [one.iterations(name) for name in VARIANTS] == [6000, 4800]
+    assert design.load(tmp_path) == one and design.load(tmp_path / "empty") is None
 
 
 @pytest.mark.parametrize(
@@ -47,7 +39,6 @@ def test_equal_minutes_are_iterations_by_the_time_of_a_step():
         (dict(seeds=[1, 2, 3]), "seed 3 was added"),
         (dict(study=dict(metric="bits_per_byte")), "metric was 'val_loss', and is 'bits_per_byte' now"),
         (dict(study=dict(baseline="learning_rate=0.002")), "baseline was 'learning_rate=0.001', and is"),
-        (dict(study=dict(matters=0.1)), "matters was None, and is 0.1 now"),
     ],
 )
 def test_what_changes_after_the_first_run_makes_all_of_it_exploratory(tmp_path, asked, said):
@@ -59,18 +50,11 @@ def test_what_changes_after_the_first_run_makes_all_of_it_exploratory(tmp_path, 
     assert now.command == "python study.py\npython study.py"
 
 
-def test_looks_stay_if_a_call_does_not_name_them(tmp_path):
-    plan(seeds=range(1, 11), study=dict(looks="5")).save(begun(tmp_path))
-    assert design.continued(plan(seeds=range(1, 6)), tmp_path).looks == [5, 10]
-    now = design.continued(plan(seeds=range(1, 11), study=dict(looks="3")), tmp_path)
-    assert now.looks == [3, 10] and now.changes == ["looks was [5, 10], and is [3, 10] now"] and now.planned == []
-
-
-def test_variants_that_are_added_leave_the_planned_ones_alone(tmp_path):
-    plan(study=dict(metric="bits_per_byte")).save(begun(tmp_path))
+def test_variants_that_are_added_leave_the_planned_ones_and_the_looks_alone(tmp_path):
+    plan(seeds=[1, 2, 3], study=dict(metric="bits_per_byte", looks="2")).save(begun(tmp_path))
     now = design.continued(plan(variants=ADDED, seeds=[2]), tmp_path)  # KeyError: 'learning_rate=0.001'
     assert now.planned == ["learning_rate=0.002"] and now.baseline == "learning_rate=0.001"
-    assert now.metric == "bits_per_byte" and list(now.variants) == [*VARIANTS, *ADDED]
+    assert now.metric == "bits_per_byte" and now.looks == [2, 3] and list(now.variants) == [*VARIANTS, *ADDED]
     assert now.changes == ["the variant learning_rate=0.004 was added"]
     again = design.continued(plan(), tmp_path)  # the same command changes nothing
     assert again.planned == ["learning_rate=0.002"] and again.changes == []
@@ -80,12 +64,9 @@ def test_variants_that_are_added_leave_the_planned_ones_alone(tmp_path):
     ("change", "said"),
     [
         (dict(n_layer=2), "n_layer was 12, and is 2 now"),
-        (dict(minutes=1.0), "minutes was None, and is 1.0 now"),
         # after a commit, --against=HEAD named a third version, and runs of the old name were made with its code
         (dict(version="bbbbbbb"), "compared code was ['working tree'], and is ['bbbbbbb'] now"),
         (dict(code="abd"), "the code of working tree changed"),
-        (dict(data="deg"), "text/train changed since"),
-        (dict(variants={"small": {"n_layer": 2}}), "varied was"),
         (dict(variants={"learning_rate=0.001": {"learning_rate": 1.1e-3}}), "the variant learning_rate=0.001 was"),
     ],
 )
@@ -103,10 +84,3 @@ def test_a_folder_without_a_run_is_begun_anew_and_runs_need_their_design(tmp_pat
     # the losses of other settings used to be its verdict
     with pytest.raises(UserError, match=r"study\.json, which says what the runs in .* are, is gone"):
         design.continued(plan(), tmp_path)
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"more": 1}'])
-def test_a_damaged_file_is_named(tmp_path, content):
-    (tmp_path / "study.json").write_text(content)
-    with pytest.raises(UserError, match=r"study\.json or outcomes\.jsonl in .* is damaged"), design.whole(tmp_path):
-        design.load(tmp_path)

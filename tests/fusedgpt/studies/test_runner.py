@@ -39,20 +39,12 @@ def runner_of(tmp_path, plan):
         yield runner.Runner(plan, tmp_path / "study", {"working tree": code}, lock, print)
 
 
-def run(tmp_path, plan, at_once=1, jobs=None, processes=False):
-    """Run a study, with or without processes; the jobs in the order in which they ended."""
+def run(tmp_path, plan, at_once=1, processes=False):
+    """Run a study, with or without processes; the jobs in the order in which they ended, and the outcomes by job."""
     where = contextlib.nullcontext() if processes else fakes.in_this_process()
     with where, runner_of(tmp_path, plan) as own:
-        return list(own.run(runner.order(plan) if jobs is None else jobs, at_once))
-
-
-def settings_of(tmp_path, job):
-    """The settings with which a run was started, as it has noted them."""
-    return record_of(outcomes.folder_of(tmp_path / "study", *job))["settings"]
-
-
-def values(tmp_path):
-    return {(each.variant, each.seed): each.value for each in outcomes.read(tmp_path / "study").outcomes}
+        ended = list(own.run(runner.order(plan), at_once))
+    return ended, {(each.variant, each.seed): each for each in outcomes.read(tmp_path / "study").outcomes}
 
 
 def test_variants_take_turns():
@@ -63,50 +55,45 @@ def test_variants_take_turns():
 
 def test_auto_is_settled_by_the_first_run_alone_and_what_varies_is_not(tmp_path):
     the_plan = plan({"n_layer=2": {"n_layer": 2}, "attention=flash": {"attention": "flash"}}, threads=3)
-    run(tmp_path, the_plan, at_once=4)
-    record = record_of(outcomes.folder_of(tmp_path / "study", "n_layer=2", 2))
-    assert record["environment"]["threads"] == "3"  # runs at once share the cores
+    _, found = run(tmp_path, the_plan, at_once=4)
+    assert {each.row["ran"]["threads"] for each in found.values()} == {"3"}  # runs at once share the cores
     assert the_plan.settled == {"attention": "settled", "dtype": "settled", "compile": "settled"}
-    asked = [settings_of(tmp_path, job).get("dtype", "auto") for job in runner.order(the_plan)]
-    assert sorted(asked) == ["auto", "settled", "settled", "settled"]
     assert design.load(tmp_path / "study").settled == the_plan.settled
-    ran = {o.variant: o.row["ran"]["attention"] for o in outcomes.read(tmp_path / "study").outcomes}
-    assert ran == {"attention=flash": "flash", "n_layer=2": "settled"}
+    records = [record_of(outcomes.folder_of(tmp_path / "study", *job)) for job in found]
+    asked = [each["settings"].get("dtype", "auto") for each in records]
+    assert sorted(asked) == ["auto", "settled", "settled", "settled"]
+    assert {each.row["ran"]["attention"] for (name, _), each in found.items() if name == "attention=flash"} == {"flash"}
 
 
 def test_runs_of_equal_minutes_have_the_iterations_of_their_variant(tmp_path):
     # seeds of one variant made 482, 627 and 566 iterations
     the_plan = plan(minutes=0.001)
     the_plan.times = {"learning_rate=0.01": {"ms": 5.0}, "learning_rate=0.1": {"ms": 10.0, "times": 2.0}}
-    run(tmp_path, the_plan)
-    found = {(o.variant, o.row["iterations"]) for o in outcomes.read(tmp_path / "study").outcomes}
+    found = {(job[0], each.row["iterations"]) for job, each in run(tmp_path, the_plan)[1].items()}
     assert found == {("learning_rate=0.01", 12), ("learning_rate=0.1", 6)}
 
 
 def test_runs_begin_from_the_weights_that_the_study_names(tmp_path):
     # the setting used to be dropped, so that each run began from scratch, without a word
-    run(tmp_path, plan(init_from="hf"), jobs=[("learning_rate=0.01", 1)])
-    for seed, start in ((1, "resume"), (2, "hf")):  # the first has saved
-        flags = runner.settings_of(plan(init_from="hf"), "learning_rate=0.01", seed, tmp_path / "study")
-        assert flags["init_from"] == start
+    saved = outcomes.folder_of(tmp_path, "learning_rate=0.01", 1)
+    saved.mkdir(parents=True)
+    (saved / "ckpt.pt").touch()
+    starts = [runner.settings_of(plan(init_from="hf"), "learning_rate=0.01", n, tmp_path)["init_from"] for n in (1, 2)]
+    assert starts == ["resume", "hf"]
 
 
 def test_a_run_that_ends_without_a_value_has_its_reason(tmp_path):
+    refused = {"n_layer=13": {"n_layer": 13}}
     with pytest.raises(UserError, match="the first run, n_layer=13 with seed 1, cannot start: n_layer=13 is unlucky"):
-        run(tmp_path, plan({"n_layer=13": {"n_layer": 13}}))
-    run(tmp_path, plan(RATES | {"learning_rate=100.0": {"learning_rate": 100.0}, "n_layer=13": {"n_layer": 13}}))
-    found = {(o.variant, o.seed): (o.status, o.why) for o in outcomes.read(tmp_path / "study").outcomes}
-    status, why = found["learning_rate=100.0", 1]
-    assert status == "diverged" and "no finite gradient" in why
-    assert found["n_layer=13", 1] == ("failed", "n_layer=13 is unlucky")
-    assert found["learning_rate=0.1", 2][0] == "finished"
-
-
-def test_a_full_disk_ends_the_study_which_goes_on_later(tmp_path):
-    full = {"n_layer=2": {"n_layer": 2}, "n_layer=14": {"n_layer": 14}}
+        run(tmp_path, plan(refused))
+    _, found = run(tmp_path, plan(RATES | {"learning_rate=100.0": {"learning_rate": 100.0}} | refused))
+    diverged, failed = found["learning_rate=100.0", 1], found["n_layer=13", 1]
+    assert diverged.status == "diverged" and "no finite gradient" in diverged.why
+    assert (failed.status, failed.why) == ("failed", "n_layer=13 is unlucky")
+    assert found["learning_rate=0.1", 2].status == "finished"
     with pytest.raises(UserError, match=r"No space left\. Then give the same command"):
-        run(tmp_path, plan(full))
-    assert list(outcomes.statuses(tmp_path / "study")) == [("n_layer=2", 1)]
+        run(tmp_path / "full", plan({"n_layer=2": {"n_layer": 2}, "n_layer=14": {"n_layer": 14}}))
+    assert list(outcomes.statuses(tmp_path / "full" / "study")) == [("n_layer=2", 1)]
 
 
 def test_a_study_whose_data_or_code_are_changed_ends(tmp_path, data):
@@ -125,24 +112,20 @@ def test_a_study_whose_data_or_code_are_changed_ends(tmp_path, data):
             with pytest.raises(UserError, match=r"(/train|the code of working tree) changed since the study"):
                 next(running)
             path.write_bytes(before)
-    assert len(outcomes.statuses(tmp_path / "study")) == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_run_that_is_killed_is_resumed_after_the_others(tmp_path, number):
-    unbroken = run(tmp_path / "unbroken", plan())
-    out_dir = outcomes.folder_of(tmp_path / "study", *unbroken[1])
+def test_a_run_that_is_killed_is_resumed_after_the_others_and_fails_if_killed_again(tmp_path, number, monkeypatch):
+    jobs, unbroken = run(tmp_path / "unbroken", plan())
+    out_dir = outcomes.folder_of(tmp_path / "study", *jobs[1])
     fakes.send(number, out_dir)
-    assert run(tmp_path, plan(), processes=True) == [unbroken[0], *unbroken[2:], unbroken[1]]
-    assert not (out_dir / "signal").exists()
-    assert values(tmp_path) == values(tmp_path / "unbroken")
+    ended, found = run(tmp_path, plan(), processes=True)
+    assert ended == [jobs[0], *jobs[2:], jobs[1]] and not (out_dir / "signal").exists()
+    assert {job: each.value for job, each in found.items()} == {job: each.value for job, each in unbroken.items()}
     assert record_of(out_dir)["settings"]["init_from"] == ("resume" if number == signal.SIGTERM else "scratch")
-
-
-def test_a_run_that_is_killed_again_fails(tmp_path, monkeypatch):
-    monkeypatch.setattr(fakes, "FAKE", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
-    assert run(tmp_path, plan({"config": {}}, seeds=[1]), processes=True) == [("config", 1)]
-    assert "signal 9 killed it again" in outcomes.read(tmp_path / "study").outcomes[0].why
+    monkeypatch.setattr(fakes, "FAKE", f"import os\nos.kill(os.getpid(), {int(number)})\n")
+    _, found = run(tmp_path / "again", plan({"config": {}}, seeds=[1]), processes=True)
+    assert f"signal {int(number)} killed it again" in found["config", 1].why
 
 
 STUDY = """
@@ -163,14 +146,6 @@ def study_of(*args):
     exec(compile(STUDY, "study", "exec"), {})
 
 
-def process_of(out_dir):
-    """The process id of a run, once it has made some steps."""
-    wait_for(out_dir / "pid", 60)
-    while runner.steps_of(out_dir) < 3:
-        time.sleep(0.01)
-    return int((out_dir / "pid").read_text())
-
-
 def is_gone(pid, seconds=10):
     for _ in range(100 * seconds):
         try:
@@ -184,17 +159,19 @@ def is_gone(pid, seconds=10):
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere runs outlive a study that was killed")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_no_run_outlives_a_study(tmp_path, number):
-    folder, the_plan = tmp_path / "study", plan(threads=1, max_iters=10_000)
-    folder.mkdir()
+    folder, the_plan, runs = tmp_path / "study", plan(threads=1, max_iters=10_000), []
     the_plan.settled = {"attention": "manual", "dtype": "float32", "compile": False}
     the_plan.save(folder)
     study = FORKS.Process(target=study_of, args=(folder, fakes.code(tmp_path / "code")))
     study.start()
-    jobs = runner.order(the_plan)[:2]
-    runs = [process_of(outcomes.folder_of(folder, *job)) for job in jobs]
+    for job in runner.order(the_plan)[:2]:
+        out_dir = outcomes.folder_of(folder, *job)
+        wait_for(out_dir / "pid", 60)
+        while runner.steps_of(out_dir) < 3:
+            time.sleep(0.01)
+        runs.append(int((out_dir / "pid").read_text()))
     os.kill(study.pid, number)
     study.join(60)
     assert study.exitcode == (-number if number == signal.SIGKILL else 128 + number)
-    assert all(map(is_gone, runs))
-    assert not outcomes.statuses(folder)
-    assert int((outcomes.folder_of(folder, *jobs[0]) / "ckpt.pt").read_text()) > 2  # the run has saved
+    assert all(map(is_gone, runs)) and not outcomes.statuses(folder)
+    assert int((out_dir / "ckpt.pt").read_text()) > 2  # the run has saved

@@ -9,26 +9,12 @@ import pytest
 from fusedgpt.errors import UserError
 from fusedgpt.studies import step_time
 from tests.conftest import TINY
+from tests.fusedgpt.studies import fakes
 from tests.fusedgpt.studies.test_runner import is_gone, plan
 from tests.launch import ROOT
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot stop a process")
 
-SLEEPS = """
-import json, pathlib, sys, time
-flags = dict(flag.removeprefix("--").split("=", 1) for flag in sys.argv[1:])
-out, layers = pathlib.Path(flags["out_dir"]), int(flags.get("n_layer", 12))
-if layers == 13:
-    sys.exit("error: n_layer=13 is unlucky")
-(out / "pid").write_text(str(__import__("os").getpid()))
-(out / "run.json").write_text(json.dumps({"attention": "settled", "dtype": "float32", "compile": False}))
-with open(out / "metrics.jsonl", "w", buffering=1) as file:
-    for n in range(10**9):
-        began = time.perf_counter()
-        time.sleep(layers / 30)
-        ms = 1e3 * (time.perf_counter() - began)
-        file.write(json.dumps({"kind": "train", "iter": n, "loss": 1.0, "ms": ms}) + "\\n")
-"""
 LAYERS = {f"n_layer={n}": {"n_layer": n} for n in (1, 2)}
 
 
@@ -37,10 +23,11 @@ def measure(tmp_path, monkeypatch):
     """measure(plan) with short turns."""
     monkeypatch.setattr(step_time, "TURN", 0.05)
     monkeypatch.setattr(step_time, "SECONDS", 2.0)
-    (tmp_path / "train.py").write_text(SLEEPS)
+    monkeypatch.setenv("FAKE_PAUSE", "0.033")
+    code = fakes.code(tmp_path / "code")
 
     def measure(plan, names=None):
-        return step_time.measure(plan, names or list(plan.variants), {"a": tmp_path}, tmp_path / "study")
+        return step_time.measure(plan, names or list(plan.variants), {"a": code}, tmp_path / "study")
 
     return measure
 
@@ -49,10 +36,10 @@ def test_a_step_that_takes_twice_as_long_is_found(measure, tmp_path):
     one = plan(LAYERS)
     found = measure(one)
     base, other = found["n_layer=1"], found["n_layer=2"]
-    assert base["ms"] > 1000 / 30 and other["times"] == pytest.approx(2, rel=0.15)
+    assert base["ms"] > 33 and other["times"] == pytest.approx(2, rel=0.15)
     assert other["low"] <= other["times"] <= other["high"]
     assert other["ms"] == pytest.approx(base["ms"] * other["times"])
-    assert one.settled == {"attention": "settled", "dtype": "float32", "compile": False}
+    assert one.settled == {"attention": "settled", "dtype": "settled", "compile": "settled"}
     pids = [int(path.read_text()) for path in tmp_path.glob("study/turns/*/pid")]
     assert len(pids) == 2 and all(map(is_gone, pids))  # none is left stopped or running
     one.times = {"n_layer=1": {"ms": 100.0}}  # a variant that is added has the baseline's time

@@ -4,13 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 
 from fusedgpt.studies.verdict import compare, holm, nominal, over_looks, seeds_needed, smallest
-
-repeatable = settings(deadline=None, derandomize=True, max_examples=40)
 
 
 def differences(n, *shifts, noise=0.01, seed=0):
@@ -20,7 +16,7 @@ def differences(n, *shifts, noise=0.01, seed=0):
     return {str(i): shift + rng.normal(0, noise, n) - base for i, shift in enumerate(shifts, 1)}
 
 
-@pytest.mark.parametrize("n", [2, 3, 5, 30])
+@pytest.mark.parametrize("n", [2, 5])
 def test_student_is_scipys_paired_test(n):
     rng = np.random.default_rng(n)
     a, b = rng.normal(3, 0.1, n), rng.normal(3.01, 0.1, n)
@@ -42,16 +38,6 @@ def test_intervals_hold_together_by_bonferroni():
         assert (c.low, c.high) == pytest.approx((low, high), rel=1e-9)
 
 
-@given(st.lists(st.lists(st.floats(-0.05, 0.05), min_size=4, max_size=4), min_size=1, max_size=5))
-@repeatable
-def test_intervals_agree_with_the_corrected_p(samples):
-    # single intervals beside a corrected p: of five equal variants, one in five studies showed an interval without 0
-    for c in compare({str(i): np.array(each) for i, each in enumerate(samples)}):
-        if not math.isnan(c.low):
-            assert (c.p < 0.05) == (c.low >= 0 or c.high <= 0)
-            assert c.low <= c.mean <= c.high
-
-
 def test_an_interval_ends_at_zero_where_holm_finds_what_bonferroni_does_not():
     sure, close = np.array([-1.0, -1.01, -0.99, -1.0, -1.02]), np.array([-1.0, -2.0, -3.0, -0.1, -1.5])
     assert 0.025 < stats.ttest_1samp(close, 0).pvalue < 0.05
@@ -71,13 +57,8 @@ def test_equal_differences_may_agree_by_chance():
     assert rounded.p == 1 / 4
 
 
-def test_holm_of_an_example():
+def test_holm_of_an_example_and_variants_without_a_verdict_count():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    corrected = holm([math.nan, 0.01])  # a comparison that cannot be tested counts
-    assert math.isnan(corrected[0]) and corrected[1] == 0.02
-
-
-def test_variants_without_a_verdict_count():
     # otherwise a failed run of one variant would make the verdict on another more lenient
     both = differences(4, 0.1, 0.02)
     alone, among = compare(both, untested=frozenset("2")), compare({"1": both["1"]})
@@ -100,8 +81,7 @@ def test_each_look_has_a_level_that_keeps_five_per_cent_over_all():
     assert nominal(0.05, (5,)) == 0.05 and over_looks(0.03, (5,)) == 0.03
     drawn, looks = np.random.default_rng(7).normal(0, 1, (4000, 10)), (5, 10)
     smallest_p = np.min([stats.ttest_1samp(drawn[:, :n], 0, axis=1).pvalue for n in looks], axis=0)
-    found = [over_looks(p, looks) < 0.05 for p in smallest_p]
-    assert np.mean(found) == pytest.approx(0.05, abs=0.014)  # four standard errors
+    assert np.mean([over_looks(p, looks) < 0.05 for p in smallest_p]) == pytest.approx(0.05, abs=0.014)  # 4 errors
 
 
 def test_a_difference_of_interest_says_what_is_surely_smaller():
@@ -111,17 +91,11 @@ def test_a_difference_of_interest_says_what_is_surely_smaller():
     assert compare(differences(20, 0.0))[0].size == ""
 
 
-def share_found(size, n, level, trials=40_000):
-    """The share of simulated samples of spread 1 that a t test at `level` finds, on the right side."""
-    drawn = np.random.default_rng(n).normal(size, 1, (trials, n))
-    t = stats.ttest_1samp(drawn, 0, axis=1)
-    return ((t.pvalue < level) & (t.statistic > 0)).mean()
-
-
-@pytest.mark.parametrize("n, level", [(2, 0.05), (3, 0.007), (5, 0.01), (100, 0.05)])
+@pytest.mark.parametrize("n, level", [(2, 0.05), (5, 0.01)])
 def test_the_smallest_difference_is_found_in_80_percent(n, level):
     size = smallest(1.0, n, level)
-    assert share_found(size, n, level) == pytest.approx(0.8, abs=0.008)  # four standard errors
+    t = stats.ttest_1samp(np.random.default_rng(n).normal(size, 1, (40_000, n)), 0, axis=1)
+    assert ((t.pvalue < level) & (t.statistic > 0)).mean() == pytest.approx(0.8, abs=0.008)  # four standard errors
     assert seeds_needed(size * 1.001, 1.0, level) == n and seeds_needed(size * 0.999, 1.0, level) == n + 1
 
 
