@@ -110,9 +110,8 @@ def test_a_faster_pattern_finds_the_words_of_tiktokens_own(name, monkeypatch):
     theirs = getattr(openai_public, name)()["pat_str"]
     assert theirs == tokenizer.GPT2S_PATTERN, "tiktoken has changed its pattern: preparing is slower than it could be"
     for text in texts_that_meet_all_alternatives():
-        assert (
-            regex.findall(tokenizer.FASTER, text) == (words := regex.findall(theirs, text)) and "".join(words) == text
-        )
+        words = regex.findall(theirs, text)
+        assert regex.findall(tokenizer.FASTER, text) == words and "".join(words) == text
 
 
 def test_a_faster_pattern_has_the_same_ids_in_tiktokens_engine():
@@ -151,8 +150,6 @@ def test_missing_bpe_files_are_one_sentence(monkeypatch):
     monkeypatch.setattr(tiktoken, "get_encoding", offline)
     with pytest.raises(UserError, match="TIKTOKEN_CACHE_DIR"):
         tokenizer.tiktoken_bpe("gpt2")
-    with pytest.raises(UserError, match=r"^cannot load the BPE files"):  # not that the text is too long
-        Tokenizer(tokenizer.GPT2).encode("a")
 
 
 @pytest.mark.parametrize(
@@ -160,8 +157,7 @@ def test_missing_bpe_files_are_one_sentence(monkeypatch):
     [
         ([], "vocab_size=None must be a whole number"),
         ({"tokenizer": "char", "vocab_size": 2, "itos": ["a"]}, "itos must be a list of 2 characters"),
-        ({"tokenizer": "char", "vocab_size": 2, "itos": ["a", 5]}, "characters of UTF-8 or null, got 5"),
-        ({"tokenizer": "char", "vocab_size": 1, "itos": ["\ud800"]}, r"got '\\ud800'"),
+        ({"tokenizer": "char", "vocab_size": 2, "itos": ["a", 5]}, "must hold characters or null, got 5"),
         ({"tokenizer": "byte", "vocab_size": 10**30}, "vocab_size=1000.* must be a whole number from 1"),
         ({"tokenizer": "byte", "vocab_size": 0}, "vocab_size=0 must be"),
         ({"tokenizer": ["char"], "vocab_size": 5}, "tokenizer .* is unknown: it can be .*'?o200k_base"),
@@ -226,8 +222,3 @@ def test_a_hostile_tokenizer_json_is_one_sentence(what, tmp_path):
         used(tokenizer_json.own(str(tmp_path))[0])
     with contextlib.suppress(UserError):
         tokenizer_json.tokenizer(meta, 16)
-
-
-def test_a_prompt_that_is_no_utf8_is_one_sentence():
-    with pytest.raises(UserError, match=r"the prompt 'a\\udcff' cannot be written in UTF-8: change it"):
-        Tokenizer({"tokenizer": "byte", "vocab_size": 256}).encode("a\udcff")
