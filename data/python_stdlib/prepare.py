@@ -14,7 +14,7 @@ import zlib
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from fusedgpt.data import prepare
-from fusedgpt.data.inputs import name_of
+from fusedgpt.data.texts import name_of
 from fusedgpt.errors import UserError, one_sentence
 
 LEFT_OUT = {"test", "tests", "site-packages", "dist-packages", "idle_test", "__pycache__"}
