@@ -21,7 +21,6 @@ from tqdm import tqdm
 
 from fusedgpt.data.dataset import dtype_of
 from fusedgpt.data.tokenizer import Tokenizer
-from fusedgpt.errors import UserError
 from fusedgpt.machine.files import atomic
 
 PIECE = 2**16  # characters to tokenize at once: `tokenizers` needs hundreds of bytes for each
@@ -152,10 +151,7 @@ class Encoded:
             for start, stop in map(np.ndarray.tolist, ranges):  # a list of all would take 1 GB for OpenWebText
                 file.seek(start * self.dtype.itemsize)
                 for at in range(start, stop, COPIED):
-                    ids = np.fromfile(file, self.dtype, min(COPIED, stop - at))
-                    if len(ids) < min(COPIED, stop - at):  # np.fromfile does not say so
-                        raise UserError(f"{file.name} cannot be read: remove {self.folder} and run this again")
-                    yield ids
+                    yield np.fromfile(file, self.dtype, min(COPIED, stop - at))
 
 
 def _encode(tokenizer, dtype, batch):

@@ -5,6 +5,8 @@ import json
 import pathlib
 import unicodedata
 
+import tiktoken
+
 from fusedgpt.data.encoding import batches
 from fusedgpt.data.tokenizer import (
     END_OF_TEXT,
@@ -13,7 +15,6 @@ from fusedgpt.data.tokenizer import (
     fails_as,
     read_json,
     tiktoken_bpe,
-    tiktoken_names,
     without_prefix,
 )
 from fusedgpt.errors import UserError, shown
@@ -49,7 +50,7 @@ def of(name: str, corpus) -> dict:
         return _trained(int(size), corpus)
     if name.endswith(".json") or "/" in name:
         return _of_file(pathlib.Path(name))
-    if name not in (known := tiktoken_names()):
+    if name not in (known := tiktoken.list_encoding_names()):
         raise UserError(
             f"--tokenizer={shown(name)} is unknown: it can be byte, char, train:SIZE, the path of a tokenizer.json, or"
             f" {', '.join(known)}"

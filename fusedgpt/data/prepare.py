@@ -17,8 +17,7 @@ from fusedgpt import home
 from fusedgpt.data import make_tokenizer
 from fusedgpt.data.dataset import dtype_of, read_meta
 from fusedgpt.data.encoding import Encoded
-from fusedgpt.data.inputs import stamp
-from fusedgpt.data.texts import Files
+from fusedgpt.data.texts import Files, stamp
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import atomic, lock
 

@@ -9,14 +9,14 @@ import shlex
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from fusedgpt.data.decoding import CHUNK
+from fusedgpt.data.documents import CHUNK
 from fusedgpt.errors import shown
 
 LONGEST_ROW = 2**25  # most characters of a line of a table, and of a cell of a CSV
 
 
 def rows(content: BinaryIO, kind: str, encoding: str, column: str) -> Iterator[Any]:
-    """The rows of a table of a kind in inputs.TABLES. Lines of JSON are not parsed: `text_of` does that."""
+    """The rows of a table of a kind in texts.TABLES. Lines of JSON are not parsed: `text_of` does that."""
     if kind == ".parquet":
         yield from _parquet(content, column)
         return

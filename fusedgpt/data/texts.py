@@ -10,18 +10,114 @@ A corpus has
 import contextlib
 import functools
 import io
+import os
 import pathlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 
-from fusedgpt.data import decoding, documents, inputs, tables
+from fusedgpt.data import documents, tables
 from fusedgpt.errors import UserError, first_line
+
+TEXTS = (".txt", ".text", ".md", ".markdown", ".rst", ".org")
+TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")  # each row is a document
+# what pandoc reads, and its name for it
+ARCHIVES = {".docx": "docx", ".odt": "odt", ".epub": "epub"}
+PANDOC = ARCHIVES | {".html": "html", ".htm": "html", ".xhtml": "html"}
+PANDOC |= {".rtf": "rtf", ".tex": "latex", ".ipynb": "ipynb", ".fb2": "fb2", ".mediawiki": "mediawiki"}
+KINDS = (*TEXTS, *TABLES, *PANDOC, ".eml", ".mbox", ".pdf")
+PACKED = (".gz", ".zst", ".xz", ".bz2", ".zip")
+SHOWN = 20  # most names in a list
+FOR_SOME = r"(?:^|,)([^:,]*[.*][^:,]*):([^,]+)"  # FILE:VALUE
+
+
+def kind_of(path: pathlib.Path) -> str | None:
+    """The suffix of a file's name, if it is in KINDS; otherwise None. A further suffix of PACKED does not count."""
+    name = path.name.lower()
+    for suffix in PACKED:
+        name = name.removesuffix(suffix)
+    return next((each for each in KINDS if name.endswith(each)), None)
+
+
+def name_of(path: pathlib.Path) -> str:
+    """The name of a file or folder; "." has the name of the current folder."""
+    return os.path.basename(os.path.abspath(path))
+
+
+def stamp(path: pathlib.Path) -> list:
+    """A file's path, size and time: a preparation with another stamp is another one."""
+    return [str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns]
+
+
+def found(paths: Sequence[pathlib.Path], out_dir: pathlib.Path) -> list[pathlib.Path]:
+    """The files to read, of those that `paths` name or contain. Prints what is left out.
+
+    Left out of folders are hidden files, files of other kinds, and the meta.json of data sets, as in `out_dir`. Raises
+    UserError if there is nothing to read.
+    """
+    files, left_out = {}, 0
+    for path in paths:
+        if not path.exists():
+            how = "name a local file or folder"
+            if str(path).startswith(("http:", "https:")):
+                how = "download it first, and name the file"
+            elif "*" in path.name:
+                how = "leave out the quotation marks, so that the shell names the files"
+            raise UserError(f"--input={path} does not exist: {how}")
+        for file in [path] if path.is_file() else _inside(path, out_dir):
+            if (file == path or (kind_of(file) and file.is_file())) and file.stat().st_size:
+                files.setdefault(file.resolve(), file)  # a document that is there twice could be in both splits
+            else:
+                left_out += 1
+    if left_out:
+        print(f"left out: {left_out:,} files that are empty or of another kind, which is read if you name the file")
+    if not files:
+        raise UserError(
+            f"--input={' '.join(map(str, paths))} holds no text: name a file or folder that does. Of folders,"
+            f" {', '.join(KINDS)} are read, also with {', '.join(PACKED)}"
+        )
+    return list(files.values())
+
+
+def _inside(folder, out_dir):
+    """All files in and below a folder, sorted, without hidden ones and the locks ~$… of documents that are open."""
+
+    def refuse(error):
+        raise error
+
+    files, been = [], set()
+    for root, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        if (real := os.path.realpath(root)) in been:  # a link led to a folder that was read or is above
+            folders.clear()
+            continue
+        been.add(real)
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if real == os.path.realpath(out_dir) or "train.bin" in names:
+            names = [name for name in names if name != "meta.json"]
+        files += [pathlib.Path(root, name) for name in names if not name.startswith((".", "~$"))]
+    return sorted(files)
+
+
+def per_file(option: str, given: str | None, default: str | None, files: Sequence[pathlib.Path]) -> dict:
+    """What an option says of each file: `VALUE`, or `FILE:VALUE` for files whose names the pattern FILE matches.
+
+    Several have commas between them, and the first that matches counts. Raises UserError if a pattern matches no file.
+    """
+    pairs, others = re.findall(FOR_SOME, given or ""), re.sub(FOR_SOME, "", given or "").strip(",")
+    values = dict.fromkeys(files, others or default)
+    for pattern, value in reversed(pairs):
+        matching = [file for file in files if file.match(pattern)]
+        if not matching:
+            names = ", ".join(file.name for file in files[:SHOWN])
+            raise UserError(f"--{option}={given} names {pattern!r}, which no file matches: there are {names}")
+        values |= dict.fromkeys(matching, value)
+    return values
 
 
 class Files:
     """Local files and folders as a corpus: each row of a table, each mail, and each other file is a document.
 
     paragraphs: each paragraph of other files is a document. column: what of a row is its text. encoding: that of texts
-    that are not UTF-8. Both as inputs.per_file has them. skip_unreadable: leave out what cannot be read.
+    that are not UTF-8. Both as per_file has them. skip_unreadable: leave out what cannot be read.
     Raises UserError if there is nothing to read. `read` raises it for what cannot be read.
     """
 
@@ -35,18 +131,18 @@ class Files:
         skip_unreadable: bool = False,
     ):
         self.paragraphs, self.skip = paragraphs, skip_unreadable
-        self.source = inputs.name_of(paths[0]) + f" and {len(paths) - 1} more" * (len(paths) > 1)
-        self.files = inputs.found(paths, out_dir)
-        rows = [file for file in self.files if inputs.kind(file) in inputs.TABLES]
-        self.columns = inputs.per_file("text_column", column, "text", rows)
-        self.encodings = inputs.per_file("encoding", encoding, None, self.files)
-        self.key = [column, encoding, paragraphs, skip_unreadable, *map(inputs.stamp, self.files)]
+        self.source = name_of(paths[0]) + f" and {len(paths) - 1} more" * (len(paths) > 1)
+        self.files = found(paths, out_dir)
+        rows = [file for file in self.files if kind_of(file) in TABLES]
+        self.columns = per_file("text_column", column, "text", rows)
+        self.encodings = per_file("encoding", encoding, None, self.files)
+        self.key = [column, encoding, paragraphs, skip_unreadable, *map(stamp, self.files)]
         self._notes = set()
 
     def read(self, path: pathlib.Path) -> Iterator[tuple[str, bool]]:
         """The documents of a file. What is blank is left out."""
-        kind = inputs.kind(path) or ".txt"
-        readers = dict.fromkeys(inputs.TEXTS, self._text) | dict.fromkeys(inputs.TABLES, self._rows)
+        kind = kind_of(path) or ".txt"
+        readers = dict.fromkeys(TEXTS, self._text) | dict.fromkeys(TABLES, self._rows)
         try:
             for text, last in readers.get(kind, self._documents)(path, kind):
                 yield _clean(text), last
@@ -61,23 +157,23 @@ class Files:
 
     def _note(self, note):
         """Print a note: once, although some texts are read twice, and only the first of many."""
-        if note not in self._notes and len(self._notes) < inputs.SHOWN:
+        if note not in self._notes and len(self._notes) < SHOWN:
             print(note)
         self._notes.add(note)
 
     def _encoding(self, path):
-        encoding, note = decoding.encoding_of(path, self.encodings[path])
+        encoding, note = documents.encoding_of(path, self.encodings[path])
         if note:
             self._note(note)
         return encoding
 
     def _text(self, path, kind):
-        with decoding.unpacked(path) as content, io.TextIOWrapper(content, self._encoding(path)) as text:
+        with documents.unpacked(path) as content, io.TextIOWrapper(content, self._encoding(path)) as text:
             if self.paragraphs:
-                yield from ((paragraph, True) for paragraph in decoding.paragraphs(text))
+                yield from ((paragraph, True) for paragraph in documents.paragraphs(text))
                 return
             anything = False
-            for block in iter(lambda: text.read(decoding.CHUNK), ""):
+            for block in iter(lambda: text.read(documents.CHUNK), ""):
                 anything = anything or bool(block.strip())
                 yield block, False
             if anything:
@@ -85,29 +181,29 @@ class Files:
 
     def _documents(self, path, kind):
         for text in self._mails_or_document(path, kind):
-            parts = decoding.paragraphs(text.splitlines(keepends=True)) if self.paragraphs else [text]
+            parts = documents.paragraphs(text.splitlines(keepends=True)) if self.paragraphs else [text]
             yield from ((part, True) for part in parts if part.strip())
 
     def _mails_or_document(self, path, kind):
         if kind == ".mbox":
             yield from documents.mails(path)
             return
-        with decoding.unpacked(path) as file:
+        with documents.unpacked(path) as file:
             raw = documents.read_whole(file, path)
         if kind == ".pdf":
             yield documents.pdf(io.BytesIO(raw), path, functools.partial(self._leave_out, path))
         elif kind == ".eml":
             yield documents.mail(raw, path)
         else:
-            if kind not in inputs.ARCHIVES:
+            if kind not in ARCHIVES:
                 raw = raw.decode(self._encoding(path)).encode()
-            yield documents.plain(raw, inputs.PANDOC[kind], path)
+            yield documents.plain(raw, PANDOC[kind], path)
 
     def _rows(self, path, kind):
         """The texts of a table's rows. Rows without text are left out and counted."""
         blank, unreadable, column = 0, [], self.columns[path]
         encoding = "" if kind == ".parquet" else self._encoding(path)
-        with decoding.unpacked(path) as content:
+        with documents.unpacked(path) as content:
             if kind == ".json" or (kind == ".parquet" and path.suffix.lower() != kind):  # not read from front to end
                 content = io.BytesIO(documents.read_whole(content, path))
             for number, row in enumerate(tables.rows(content, kind, encoding, column), start=1):

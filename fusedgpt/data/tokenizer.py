@@ -3,12 +3,12 @@
 import contextlib
 import functools
 import json
-import re
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import tiktoken
 
 from fusedgpt.errors import UserError, first_line, is_panic, shown
 
@@ -17,65 +17,40 @@ KINDS = ("gpt2", "char", "byte", "json")  # and tiktoken's other encodings, by n
 END_OF_TEXT = "<|endoftext|>"  # how a prompt writes the id that ends a document
 LARGEST_VOCABULARY = 2**24  # far above any in use; a damaged meta with more would fill the memory
 BLANK = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a blank in tokenizers that SentencePiece made, as that of Llama 2
-HALF_PAIR = re.compile("[\ud800-\udfff]")  # half of a surrogate pair, which UTF-8 cannot write
 BPES_OF_THREAD = threading.local()  # each thread's own BPEs, by name
-# tiktoken's patterns, and others that find the same words 1.7 times as fast. tiktoken's engine tries alternatives one
-# by one if they look ahead or are possessive (`++`). It matches a group of other alternatives in one pass. In these
-# patterns `++` and `+` match the same, because what follows in an alternative matches none of the repeated characters.
-FASTER_PATTERNS = {
-    # gpt2, r50k_base, p50k_base, p50k_edit
-    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s": (
-        r"(?:'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+)|\s++$|\s+(?!\S)|\s"
-    ),
-    # cl100k_base
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
-    r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s": (
-        r"(?:'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
-        r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
-    ),
-}
-
-
-def tiktoken_names() -> list[str]:
-    """The names of tiktoken's encodings."""
-    import tiktoken
-
-    return tiktoken.list_encoding_names()
+# GPT-2's pattern, and one that finds the same words 1.7 times as fast. tiktoken's engine tries alternatives one by one
+# if they look ahead or are possessive (`++`). It matches a group of others in one pass, in which `++` and `+` match the
+# same, because what follows matches none of the repeated characters.
+GPT2S_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+FASTER = r"(?:'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+)|\s++$|\s+(?!\S)|\s"
 
 
 @functools.lru_cache(maxsize=1)
 def tiktoken_bpe(name: str):
     """A byte-pair encoding of tiktoken's. Raises UserError if its files cannot be loaded."""
-    import tiktoken
-
-    try:
+    with fails_as(
+        f"cannot load the BPE files of {name}: tiktoken downloads them once. Without a network, set TIKTOKEN_CACHE_DIR"
+        " to a folder into which another machine has downloaded them, or give data/text/prepare.py --tokenizer=byte"
+    ):
         return tiktoken.get_encoding(name)
-    except Exception as error:  # tiktoken passes on whatever its download raises
-        raise UserError(
-            f"cannot load the BPE files of {name} ({type(error).__name__}): tiktoken downloads them once. Without a"
-            " network, set TIKTOKEN_CACHE_DIR to a folder into which another machine has downloaded them, or give"
-            " data/text/prepare.py --tokenizer=byte or --tokenizer=train:2048, which need no download"
-        ) from error
 
 
 def _bpe_of_thread(name):
     """tiktoken's BPE for this thread alone. If threads share one, all but the first wait for a lock at each word."""
-    import tiktoken
-
     copies = vars(BPES_OF_THREAD)
     if name not in copies:
         bpe = tiktoken_bpe(name)
         parts = {"mergeable_ranks": bpe._mergeable_ranks, "special_tokens": bpe._special_tokens}
-        pattern = FASTER_PATTERNS.get(bpe._pat_str, bpe._pat_str)
+        pattern = bpe._pat_str.replace(GPT2S_PATTERN, FASTER)
         copies[name] = tiktoken.Encoding(bpe.name, pat_str=pattern, **parts)  # as tiktoken's README does
     return copies[name]
 
 
 @contextlib.contextmanager
 def fails_as(sentence: str) -> Iterator[None]:
-    """A context for calls of the package tokenizers. All errors become a UserError with `sentence` and the reason.
+    """A context for calls of tiktoken and tokenizers. All errors become a UserError with `sentence` and the reason.
 
-    The package has no exception type of its own, and a damaged file may make its Rust code panic.
+    They have no exception type of their own, and a damaged file may make their Rust code panic.
     """
     try:
         yield
@@ -128,10 +103,6 @@ def byte_characters() -> list[str]:
     return [chr(byte) if byte in shown_as_they_are else next(others) for byte in range(256)]
 
 
-def _is_utf8(text):
-    return isinstance(text, str) and not HALF_PAIR.search(text)
-
-
 class Tokenizer:
     """Text to ids and ids to UTF-8 bytes, as `meta` (the meta.json of a data set) says.
 
@@ -159,8 +130,8 @@ class Tokenizer:
         elif self.kind == "char":
             if not isinstance(self.itos, list) or len(self.itos) != self.vocab_size:
                 raise UserError(f"itos must be a list of {self.vocab_size} characters, got {shown(self.itos)}")
-            if odd := [c for c in self.itos if c is not None and not _is_utf8(c)]:
-                raise UserError(f"itos must hold characters of UTF-8 or null, got {shown(odd[0])}")
+            if odd := [c for c in self.itos if not isinstance(c, str | None)]:
+                raise UserError(f"itos must hold characters or null, got {shown(odd[0])}")
         elif self.kind == "json":
             if not isinstance(meta.get("tokenizer_json"), dict):
                 raise UserError(f"tokenizer_json must be an object, got {shown(meta.get('tokenizer_json'))}")
@@ -169,9 +140,8 @@ class Tokenizer:
                 "the data's meta.pkl has no itos (id to character): training needs only its vocab_size, but sampling"
                 " needs itos. Write it with meta.pkl's vocab_size, itos and stoi, as data/shakespeare_char does"
             )
-        elif self.kind not in tiktoken_names():
-            known = ", ".join((*KINDS[1:], *tiktoken_names()))
-            raise UserError(f"tokenizer {shown(self.kind)} is unknown: it can be {known}")
+        elif self.kind not in (known := tiktoken.list_encoding_names()):
+            raise UserError(f"tokenizer {shown(self.kind)} is unknown: it can be byte, char, json, {', '.join(known)}")
 
     @functools.cached_property
     def tokens(self) -> list[bytes | None]:
@@ -179,7 +149,7 @@ class Tokenizer:
         if self.kind == "byte":
             return [bytes([byte]) for byte in range(256)] + [END_OF_TEXT.encode()] * (self.vocab_size - 256)
         if self.kind == "char":
-            return [c and c.encode() for c in self.itos]
+            return [c and c.encode("utf-8", "replace") for c in self.itos]
         if self.kind == "json":
             found = _bytes_of_ids(self._json, self.meta["tokenizer_json"])
         else:
@@ -201,10 +171,9 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Ids of a prompt. <|endoftext|> in it becomes the id that ends a document, if there is one.
 
-        Raises UserError for a character that UTF-8 or the tokenizer does not have.
+        What UTF-8 cannot write becomes a question mark. Raises UserError for a character that the tokenizer lacks.
         """
-        if not _is_utf8(text):
-            raise UserError(f"the prompt {shown(text)} cannot be written in UTF-8: change it")
+        text = text.encode("utf-8", "replace").decode()
         if self.end_of_text is None:
             return self.encode_text(text).tolist()
         ids = []

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from fusedgpt.data import documents, inputs
+from fusedgpt.data import documents, texts
 from fusedgpt.errors import UserError
 from tests.documents import pdf
 from tests.fusedgpt.data.test_texts import documents as read
@@ -28,7 +28,7 @@ def written(format, path):
 
 @pytest.mark.parametrize(
     ("suffix", "format"),
-    [(suffix, format) for suffix, format in inputs.PANDOC.items() if suffix not in (".htm", ".xhtml")],
+    [(suffix, format) for suffix, format in texts.PANDOC.items() if suffix not in (".htm", ".xhtml")],
 )
 def test_a_document_is_its_text_without_markup(tmp_path, suffix, format):
     (text,) = read([written(format, tmp_path / f"a{suffix}")])

@@ -13,7 +13,6 @@ from fusedgpt.data import encoding, prepare
 from fusedgpt.data.encoding import Encoded, on_all_cores, pieces
 from fusedgpt.data.texts import Files
 from fusedgpt.data.tokenizer import GPT2, Tokenizer
-from fusedgpt.errors import UserError
 from tests.conftest import why_no_bpe
 from tests.launch import ROOT
 
@@ -179,11 +178,3 @@ def test_max_tokens_ends_with_a_document(tmp_path, monkeypatch, rows):
         assert max_tokens <= len(ids) < max_tokens + 100 and ids == rows[1][: len(ids)] and ids[-1] == 256
         assert 256 not in ids[max_tokens - 1 : -1]
     assert ids_of(filled(tmp_path / "work", Files([rows[0]], tmp_path))) == rows[1]
-
-
-def test_ids_that_a_disk_has_lost_are_named(tmp_path, rows):
-    # of a shorter file, the rest was left out
-    encoded = filled(tmp_path / "work", Files([rows[0]], tmp_path))
-    os.truncate(tmp_path / "work" / "ids", 100)
-    with pytest.raises(UserError, match=r"ids cannot be read: remove .*work and run this again"):
-        ids_of(encoded)

@@ -6,14 +6,16 @@ import gzip
 import io
 import json
 import lzma
+import pathlib
 import zipfile
 
 import pyarrow
 import pytest
 from pyarrow import parquet
 
-from fusedgpt.data import decoding
-from fusedgpt.data.texts import Files, Hub
+from fusedgpt.data import documents as from_documents
+from fusedgpt.data.documents import encoding_of
+from fusedgpt.data.texts import Files, Hub, per_file
 from fusedgpt.errors import UserError
 
 zstandard = pytest.importorskip("zstandard")
@@ -76,7 +78,7 @@ def test_a_row_is_a_document_and_its_text_stays_as_it_is(tmp_path, kind, packed)
 @pytest.mark.parametrize("packed", PACK)
 @pytest.mark.parametrize("chunk", [1, 7, 2**20])
 def test_text_has_unix_line_ends_and_no_byte_order_mark(tmp_path, monkeypatch, packed, chunk):
-    monkeypatch.setattr(decoding, "CHUNK", chunk)
+    monkeypatch.setattr(from_documents, "CHUNK", chunk)
     raw = "\ufeffone\r\ntwo\rthree\n\r\n\r\rfour é 漢字\r\ufefffive".encode()
     (tmp_path / f"a.txt{packed}").write_bytes(PACK[packed](raw))
     assert documents([tmp_path / f"a.txt{packed}"]) == ["one\ntwo\nthree\n\n\n\nfour é 漢字\nfive"]
@@ -174,3 +176,108 @@ def test_a_data_set_of_the_hub_is_read_file_by_file(tmp_path):
         documents([], "", hub)
     with pytest.raises(UserError, match="names no file: give local texts with --input=PATH"):
         _ = Hub("someone/texts", f"{tmp_path}/val-*.parquet").files
+
+
+# which files are read of those that lie in folders
+
+
+def test_files_and_folders_keep_their_order(tmp_path, capsys):
+    for name in ("b/2.txt", "b/1.md", "a.txt", "b/.git/3.txt", "b/4.png", "b/c/0.TXT", "b/5.txt", "b/~$6.docx"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text("" if "5" in name else name)
+    assert documents([tmp_path / "b", tmp_path / "a.txt"]) == ["b/1.md", "b/2.txt", "b/c/0.TXT", "a.txt"]
+    said = capsys.readouterr().out
+    assert "left out: 2 files that are empty or of another kind" in said
+
+
+def test_a_file_that_is_there_twice_is_read_once(tmp_path, capsys):
+    # a document that is read twice may be in both splits; folders behind links used to be left out in silence
+    for name in ("apart/1.txt", "apart/.hidden.txt", "in/2.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    for link, target in [("in/a", "apart"), ("in/b", "apart"), ("apart/up", "in"), ("in/gone", "nowhere")]:
+        (tmp_path / link).symlink_to(tmp_path / target)
+    again = [tmp_path / "in" / "2.txt", tmp_path / "apart" / ".." / "in" / "2.txt"]
+    assert documents([tmp_path / "in", *again]) == ["in/2.txt", "apart/1.txt"]
+
+
+def test_data_sets_in_a_folder_are_no_text_of_it(tmp_path, monkeypatch):
+    # --input=data/text read the meta.json of the first preparation
+    for name in ("a.txt", "meta.json", "book/meta.json", "book/train.bin"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('{"text": "b"}')
+    assert [file.name for file in Files([tmp_path], tmp_path / "out").files] == ["a.txt", "meta.json"]
+    monkeypatch.chdir(tmp_path)
+    files = Files([pathlib.Path(".")], tmp_path / "book" / "..")
+    assert [file.name for file in files.files] == ["a.txt"] and files.source == tmp_path.name  # which was empty
+
+
+def test_an_option_can_be_of_some_files(tmp_path):
+    files = [tmp_path / name for name in ("mail.csv", "b.csv", "rows.jsonl")]
+    for given, values in {
+        "mail.csv:body,b.*:dc:title": ["body", "dc:title", "text"],
+        "mail.csv:a,*.csv:b,c": ["a", "b", "c"],
+        "body, cleaned": ["body, cleaned"] * 3,  # a comma in a name
+        None: ["text"] * 3,
+    }.items():
+        assert [*per_file("text_column", given, "text", files).values()] == values
+    with pytest.raises(UserError, match=r"names 'mial.csv', which no file matches: there are mail.csv, b.csv, rows"):
+        per_file("text_column", "mial.csv:body", "text", files)
+
+
+# which encoding a text is in
+
+ENGLISH = "“It’s fine” – he said…\n" * 9
+GERMAN = "Die Straße führt über die Brücke, und der Müller grüßt schön. " * 3
+CZECH = "Příliš žluťoučký kůň úpěl ďábelské ódy. " * 3
+RUSSIAN = "Все счастливые семьи похожи друг на друга, каждая несчастлива по-своему. " * 3
+CHINESE = "道可道，非常道。名可名，非常名。无名天地之始；有名万物之母。" * 5
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [(ENGLISH, "cp1252"), (GERMAN, "cp1252"), (CZECH, "cp1250"), (RUSSIAN, "koi8_r"), (CHINESE, "gb18030")],
+)
+def test_a_text_that_is_not_utf8_is_read_by_its_letters_and_says_so(tmp_path, capsys, text, encoding):
+    (tmp_path / "a.txt").write_bytes(text.encode(encoding))
+    assert documents([tmp_path / "a.txt"]) == [text]
+    assert f"a.txt as {encoding}, by its letters: say --encoding=NAME if it is another" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_a_byte_order_mark_says_the_encoding(tmp_path, encoding, capsys):
+    (tmp_path / "a.txt").write_bytes(GERMAN.encode(encoding))
+    assert documents([tmp_path / "a.txt"]) == [GERMAN] and "reading" not in capsys.readouterr().out
+
+
+def test_quotation_marks_of_windows_are_no_control_characters(tmp_path):
+    # --encoding=latin-1, which people mean by it, gave U+0093 and U+0094
+    (tmp_path / "a.txt").write_bytes(ENGLISH.encode("cp1252"))
+    assert documents([tmp_path / "a.txt"], encoding="latin-1") == [ENGLISH]
+
+
+def test_utf8_comes_first_and_each_file_can_have_its_encoding(tmp_path):
+    (tmp_path / "a.txt").write_bytes(GERMAN.encode())
+    (tmp_path / "b.txt").write_bytes(GERMAN.encode("cp1252"))
+    (tmp_path / "c.txt").write_bytes(RUSSIAN.encode("cp866"))
+    (tmp_path / "d.txt").write_bytes("text".encode("utf-16-le"))
+    assert documents([tmp_path], encoding="c.*:cp866,d.*:utf-16-le,cp1252") == [GERMAN, GERMAN, RUSSIAN, "text"]
+
+
+def test_a_page_says_its_own_encoding(tmp_path):
+    page = f'<html><meta charset="koi8-r"><p>{RUSSIAN}'.encode("koi8-r")
+    (tmp_path / "a.html").write_bytes(page)
+    assert encoding_of(tmp_path / "a.html")[0] == "koi8-r"
+
+
+def test_what_is_surely_nothing_else_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_bytes(bytes(range(1, 256)) * 9)
+    with pytest.raises(UserError, match=r"not UTF-8 \(byte 127 .*\), nor surely anything else: say --encoding=NAME"):
+        encoding_of(tmp_path / "a.txt")
+    (tmp_path / "a.txt").write_bytes(RUSSIAN.encode("cp1251"))  # charset-normalizer prefers koi8_r, with its capitals
+    with pytest.raises(UserError, match="nor surely anything else"):
+        encoding_of(tmp_path / "a.txt")
+    with pytest.raises(
+        UserError, match=r"\(UnicodeDecodeError: 'gb18030' codec .*\): is its suffix right, and --encoding"
+    ):
+        documents([tmp_path / "a.txt"], encoding="gb18030")

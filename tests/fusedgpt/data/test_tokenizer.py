@@ -97,7 +97,7 @@ def test_the_ids_of_texts_that_are_encoded_together_are_those_of_each(kind, more
     assert len(ids) == ends[-1]
 
 
-@pytest.mark.parametrize("name", ["gpt2", "r50k_base", "p50k_base", "p50k_edit", "cl100k_base"])
+@pytest.mark.parametrize("name", ["gpt2", "p50k_base"])
 def test_a_faster_pattern_finds_the_words_of_tiktokens_own(name, monkeypatch):
     import regex
     from tiktoken_ext import openai_public
@@ -108,21 +108,20 @@ def test_a_faster_pattern_finds_the_words_of_tiktokens_own(name, monkeypatch):
     monkeypatch.setattr(openai_public, "load_tiktoken_bpe", no_download)
     monkeypatch.setattr(openai_public, "data_gym_to_mergeable_bpe_ranks", no_download)
     theirs = getattr(openai_public, name)()["pat_str"]
-    assert theirs in tokenizer.FASTER_PATTERNS, "tiktoken has changed its pattern: preparing is slower than it could be"
-    ours = tokenizer.FASTER_PATTERNS[theirs]
+    assert theirs == tokenizer.GPT2S_PATTERN, "tiktoken has changed its pattern: preparing is slower than it could be"
     for text in texts_that_meet_all_alternatives():
-        assert regex.findall(ours, text) == (words := regex.findall(theirs, text)) and "".join(words) == text
+        words = regex.findall(theirs, text)
+        assert regex.findall(tokenizer.FASTER, text) == words and "".join(words) == text
 
 
-@pytest.mark.parametrize("pattern", tokenizer.FASTER_PATTERNS)
-def test_a_faster_pattern_has_the_same_ids_in_tiktokens_engine(pattern):
+def test_a_faster_pattern_has_the_same_ids_in_tiktokens_engine():
     # whose alternatives are those of another library than the one above: both patterns over the ranks of GPT-2
     import tiktoken
 
     meta_of("gpt2")
     parts = {"mergeable_ranks": tokenizer.tiktoken_bpe("gpt2")._mergeable_ranks, "special_tokens": {}}
-    theirs = tiktoken.Encoding("theirs", pat_str=pattern, **parts)
-    ours = tiktoken.Encoding("ours", pat_str=tokenizer.FASTER_PATTERNS[pattern], **parts)
+    theirs = tiktoken.Encoding("theirs", pat_str=tokenizer.GPT2S_PATTERN, **parts)
+    ours = tiktoken.Encoding("ours", pat_str=tokenizer.FASTER, **parts)
     for text in texts_that_meet_all_alternatives():
         assert ours.encode_ordinary(text) == theirs.encode_ordinary(text)
 
@@ -151,8 +150,6 @@ def test_missing_bpe_files_are_one_sentence(monkeypatch):
     monkeypatch.setattr(tiktoken, "get_encoding", offline)
     with pytest.raises(UserError, match="TIKTOKEN_CACHE_DIR"):
         tokenizer.tiktoken_bpe("gpt2")
-    with pytest.raises(UserError, match=r"^cannot load the BPE files"):  # not that the text is too long
-        Tokenizer(tokenizer.GPT2).encode("a")
 
 
 @pytest.mark.parametrize(
@@ -160,8 +157,7 @@ def test_missing_bpe_files_are_one_sentence(monkeypatch):
     [
         ([], "vocab_size=None must be a whole number"),
         ({"tokenizer": "char", "vocab_size": 2, "itos": ["a"]}, "itos must be a list of 2 characters"),
-        ({"tokenizer": "char", "vocab_size": 2, "itos": ["a", 5]}, "characters of UTF-8 or null, got 5"),
-        ({"tokenizer": "char", "vocab_size": 1, "itos": ["\ud800"]}, r"got '\\ud800'"),
+        ({"tokenizer": "char", "vocab_size": 2, "itos": ["a", 5]}, "must hold characters or null, got 5"),
         ({"tokenizer": "byte", "vocab_size": 10**30}, "vocab_size=1000.* must be a whole number from 1"),
         ({"tokenizer": "byte", "vocab_size": 0}, "vocab_size=0 must be"),
         ({"tokenizer": ["char"], "vocab_size": 5}, "tokenizer .* is unknown: it can be .*'?o200k_base"),
@@ -226,8 +222,3 @@ def test_a_hostile_tokenizer_json_is_one_sentence(what, tmp_path):
         used(tokenizer_json.own(str(tmp_path))[0])
     with contextlib.suppress(UserError):
         tokenizer_json.tokenizer(meta, 16)
-
-
-def test_a_prompt_that_is_no_utf8_is_one_sentence():
-    with pytest.raises(UserError, match=r"the prompt 'a\\udcff' cannot be written in UTF-8: change it"):
-        Tokenizer({"tokenizer": "byte", "vocab_size": 256}).encode("a\udcff")
