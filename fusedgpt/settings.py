@@ -35,9 +35,8 @@ class Settings(Dimensions):
     log_interval: int = 10  # iterations between lines on the console; metrics.jsonl has every iteration
     always_save_checkpoint: bool = True  # False: save a checkpoint only if the validation loss improved, and at the end
     keep_checkpoints: int = 2  # number of latest checkpoints to keep; the best one is always kept
-    sample_interval: int = 0  # iterations between samples, for metrics.jsonl, report.html and trackers; 0: none
+    sample_interval: int = 0  # iterations between samples, for metrics.jsonl, report.html and wandb; 0: none
     sample_prompts: str = "\n"  # prompt of these samples, or FILE:path with a prompt in each line
-    tensorboard_log: bool = False  # log to TensorBoard too, in out_dir/tensorboard
     wandb_log: bool = False  # log to Weights & Biases too (WANDB_MODE=offline works)
     wandb_project: str = "owt"  # wandb project
     wandb_run_name: str = "gpt2"  # wandb run name

@@ -1,4 +1,4 @@
-"""What a run says: lines above a bar, metrics.jsonl, run.json, report.html, and its trackers."""
+"""What a run says: lines above a bar, metrics.jsonl, run.json, report.html, and wandb."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from tqdm import tqdm
 from fusedgpt import terminal
 from fusedgpt.errors import UserError, first_line
 from fusedgpt.machine.files import Lines, Lock, atomic, json_line
-from fusedgpt.runs import report_page, run_folder, trackers
+from fusedgpt.runs import report_page, run_folder, tracker
 from fusedgpt.runs.metrics import TRAIN, read_metrics, record_of
 from fusedgpt.terminal import in_words
 
@@ -40,7 +40,7 @@ class Logger:
 
     def __init__(self, main: bool):
         self.main = main
-        self.lines, self.trackers = None, []
+        self.lines, self.tracker = None, None
         self.evaluations = []  # rows of metrics.jsonl, also from before this start
         self.prompts = {}  # {prompt: its number} of those that had a sample
         self.refused = False  # whether the disk refuses metrics.jsonl
@@ -49,10 +49,10 @@ class Logger:
         self.report_due = 0.0  # when report.html may be written again
 
     def open(self, out_dir: pathlib.Path, start: int, record: dict, lock: Lock) -> None:
-        """Open metrics.jsonl, run.json, trackers and the bar at iteration `start`. `lock` is the lock of `out_dir`.
+        """Open metrics.jsonl, run.json, wandb and the bar at iteration `start`. `lock` is the lock of `out_dir`.
 
         A resumed run drops the metrics that it will log again. A new run moves an earlier run aside. Raises UserError
-        if a tracker fails, or if the folder cannot be written.
+        if wandb refuses, or if the folder cannot be written.
         """
         lock.check()
         self.out_dir, self.record, self.lock, s, before = out_dir, record, lock, record["settings"], {}
@@ -66,8 +66,7 @@ class Logger:
         else:
             run_folder.set_aside(out_dir, self.say)
         self.evaluations = [row for row in rows if row["kind"] == "eval"]
-        evaluated = any(row["iter"] == start for row in self.evaluations)
-        self.trackers = trackers.start(s, record, out_dir, start + evaluated, before.get("wandb_id"), self.say)
+        self.tracker = tracker.start(s, record, before.get("wandb_id"), self.say)
         with atomic(path, "w") as file:
             file.writelines(map(json_line, rows))
         self.lines = Lines(path)
@@ -91,10 +90,7 @@ class Logger:
 
     def _write_report(self, running):
         began = time.monotonic()
-        try:
-            report_page.write(self.out_dir, running)
-        except Exception as error:  # a full disk, or files that anybody may have changed: training must go on
-            self.say(f"NOT WRITTEN: report.html: {type(error).__name__}: {first_line(error)}")
+        self._attempt("NOT WRITTEN: report.html", report_page.write, self.out_dir, running)
         self.report_due = began + (time.monotonic() - began) / SHARE_OF_REPORTS
 
     def announce(self, record: dict, why_eager: str) -> None:
@@ -192,7 +188,7 @@ class Logger:
         """Log a sample, and say how it begins."""
         self._write("sample", {"iter": iteration, "prompt": prompt, "text": text})
         number = self.prompts.setdefault(prompt, 1 + len(self.prompts))  # a prompt such as "\n" is no name
-        self._tell("text", f"sample/{number}", prompt + text, iteration)
+        self._track("text", f"sample/{number}", prompt + text, iteration)
         self._print(f"step {iteration}: sample {(prompt + text)[:SHOWN]!r}")
 
     def times(self, times: dict[str, float]) -> None:
@@ -213,17 +209,21 @@ class Logger:
                 self.say(f"NOT WRITTEN: {self.lines.path}: {error}; lines wait in memory, and the next one tries again")
             self.refused = True
         if kind != "sample":
-            self._tell("log", trackers.names(metrics), metrics["iter"])
+            self._track("log", metrics)
 
-    def _tell(self, method, *args):
-        """Call a method of each tracker. Drop a tracker that fails, because training does not depend on it."""
-        for tracker in [*self.trackers]:
-            try:
-                getattr(tracker, method)(*args)
-            except Exception as error:  # wandb and TensorBoard raise whatever ended their writing thread
-                self.trackers.remove(tracker)
-                why = f"{type(error).__name__}: {first_line(error)}"
-                self.say(f"NOT LOGGED to {type(tracker).__name__}: {why}; the run goes on without it")
+    def _track(self, method, *args):
+        """Call a method of the tracker, if there is one. One that fails is not asked again."""
+        if self.tracker and not self._attempt("NOT LOGGED to wandb", getattr(self.tracker, method), *args):
+            self.tracker = None
+
+    def _attempt(self, if_it_fails, call, *args):
+        """Call what training does not depend on, and say if it fails. Returns whether it did not."""
+        try:
+            call(*args)
+        except Exception as error:  # a full disk, a file that anybody may have changed, whatever wandb raises
+            self.say(f"{if_it_fails}: {type(error).__name__}: {first_line(error)}; the run goes on without it")
+            return False
+        return True
 
     def close(self) -> None:
         """Close whatever was opened. Raises UserError if the last lines of metrics.jsonl, or run.json, are lost."""
@@ -237,4 +237,4 @@ class Logger:
             except OSError as error:
                 raise UserError(f"the last lines of {self.lines.path} are lost: {error}") from error
             finally:
-                self._tell("close")  # last: it may wait for a network
+                self._track("close")  # last: it may wait for a network

@@ -24,7 +24,7 @@ from fusedgpt.runs.metrics import record_of, section
 
 LATEST, BEST = "ckpt.pt", "best.pt"
 # what else a run leaves; a figure has the name of what it shows, also of what a changed train_step returns
-BESIDE = ("tensorboard", "hf", "gguf", "nanogpt", "lm_eval.json", "*.png", "trace.json", "report.html", "run.json")
+BESIDE = ("hf", "gguf", "nanogpt", "lm_eval.json", "*.png", "trace.json", "report.html", "run.json")
 BESIDE += ("metrics.jsonl",)
 
 Say = Callable[[str], None]

@@ -12,7 +12,7 @@ from tests.conftest import run
 from tests.launch import script
 
 VICTIM = b"what somebody else keeps outside of the folder\n"
-EXTRAS = dict(tensorboard_log=True, sample_interval=4, sample_prompts="!", profile=True)
+EXTRAS = dict(sample_interval=4, sample_prompts="!", profile=True)
 REFUSED = (".lock",)  # it ends what would go on to write the others
 # of killed processes, beside a file for each name
 LEFT = (".trace.json", ".trace.json.tmp", ".link.tmp")
@@ -49,11 +49,3 @@ def test_no_link_is_written_through(which, done, data, names):
         with contextlib.suppress(UserError, OSError, AssertionError):
             use()
         assert victim.read_bytes() == VICTIM
-
-
-def test_no_event_file_is_written_through_a_link(done, data, tmp_path):
-    (tmp_path / "outside").mkdir()
-    (done / "tensorboard").symlink_to(tmp_path / "outside")
-    with pytest.raises(UserError, match=r"tensorboard is a link: remove it"):
-        run(done, data, init_from="resume", max_iters=12, tensorboard_log=True)
-    assert not list((tmp_path / "outside").iterdir())

@@ -31,12 +31,12 @@ LOSSES = {"iter": 0, "train_loss": 1.0, "val_loss": 1.0}
 
 
 class Tracker:
-    """A tracker that fails when it is asked to log for the second time, as TensorBoard's does if its disk is full."""
+    """A tracker that fails when it is asked to log for the second time."""
 
     def __init__(self):
         self.logged, self.closed = 0, 0
 
-    def log(self, metrics, step):
+    def log(self, metrics):
         self.logged += 1
         if self.logged == 2:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -46,25 +46,24 @@ class Tracker:
 
 
 def test_a_tracker_or_a_page_that_fails_ends_no_run_and_is_said(tmp_path, data, monkeypatch, capsys):
-    # TensorBoard's writer raises what ended its thread, which ended the run before the evaluated state was saved. So
-    # did a foreign line in metrics.jsonl, when the page was made
+    # what it raised ended the run before the evaluated state was saved
     tracker = Tracker()
-    monkeypatch.setattr(logger.trackers, "start", lambda *_: [tracker])
+    monkeypatch.setattr(logger.tracker, "start", lambda *_: tracker)
     monkeypatch.setattr(logger.report_page, "write", lambda *_: {}["page"])
     run(tmp_path, data)
     said = capsys.readouterr().out
     assert "NOT WRITTEN: report.html: KeyError: 'page'" in said
-    assert said.count("NOT LOGGED to Tracker: OSError: [Errno 28] No space left on device; the run goes on") == 1
+    assert said.count("NOT LOGGED to wandb: OSError: [Errno 28] No space left on device; the run goes on") == 1
     assert (tracker.logged, tracker.closed) == (2, 0)
     assert len(rows(tmp_path)) == 10 and weights(tmp_path)
 
 
-def test_trackers_are_closed_when_all_lines_are_written(tmp_path):
-    # wandb may wait for a network meanwhile
+def test_wandb_is_closed_when_all_lines_are_written(tmp_path):
+    # it may wait for a network meanwhile
     log, found = opened(tmp_path), []
     closes = types.SimpleNamespace(log=lambda *_: None)
     closes.close = lambda: found.append((rows(tmp_path, "eval"), json.loads((tmp_path / "run.json").read_text())))
-    log.trackers = [closes]
+    log.tracker = closes
     log.lines.pending += b'{"kind": "eval", "iter": 7}\n'  # the disk refused it
     log.times({"median_ms": 1.0, "p10_ms": 1.0, "p90_ms": 1.0, "samples": 1})
     log.close()

@@ -210,9 +210,9 @@ def test_a_kill_while_a_run_is_set_aside_leaves_one_that_resumes(folder, tmp_pat
 
 
 def test_only_what_has_a_checkpoint_is_set_aside_under_the_next_number(folder, capsys):
-    # F2: two mistaken starts used to delete a finished run; a new run lost the earlier run's curves in TensorBoard, and
-    # seemed to have its scores, and its figure of what a changed train_step returned
-    before, theirs = (folder / "ckpt.pt").read_bytes(), ("tensorboard/events.out", "hf/config.json", "lm_eval.json")
+    # F2: two mistaken starts used to delete a finished run; a new run seemed to have the earlier one's scores, and its
+    # figure of what a changed train_step returned
+    before, theirs = (folder / "ckpt.pt").read_bytes(), ("hf/config.json", "lm_eval.json")
     theirs += ("curves.png", "router_loss.png")
     for name in (*theirs, "mine/notes.txt"):
         (folder / name).parent.mkdir(exist_ok=True)
