@@ -111,7 +111,6 @@ class Run:
         if not math.isfinite(losses["train_loss"] + losses["val_loss"]):
             state.loss = math.nan  # the last batch may have missed what diverged
         state.val_losses = {state.iteration: losses["val_loss"]}
-        checkpoints.wait()  # then the lowest loss on the disk is known
         improved = state.iteration > 0 and losses["val_loss"] < checkpoints.best[0] and not s.eval_only
         if improved or (unsaved and s.always_save_checkpoint):
             self.save()
@@ -227,25 +226,20 @@ class Run:
         self.logger.close()
 
     def finish(self) -> None:
-        """Save, disconnect from the other ranks, and wait for the disk. After a signal, exit with 128 + its number.
+        """Save, and disconnect from the other ranks. After a signal, exit with 128 + its number.
 
         Raises UserError if the last state could not be saved.
         """
         state, checkpoints = self.state, self.checkpoints
-        checkpoints.wait()
         unsaved = state.iteration > checkpoints.saved_at and not self.s.eval_only
         if (unsaved and state.sound) or checkpoints.failed:
             self.save()
-        if checkpoints.together:
-            checkpoints.wait()  # before the ranks disconnect, because each writes its own tensors
         if len(state.step_ms) > WARM_UP and self.ranks.main:
             self.logger.times(timing.summary(state.step_ms[WARM_UP:]))
         for line in progress.lesson(self.logger.evaluations):
             self.logger.say(line)
-        try:
-            self.leave()
-        finally:
-            checkpoints.close()
+        self.leave()
+        checkpoints.close()
         if unsaved and not state.sound:
             raise UserError(
                 f"the run has diverged and ends after {state.iteration} steps: {checkpoints.recovery_advice()}"

@@ -1,10 +1,9 @@
-"""The folder of a run: its checkpoints, written while training goes on, and earlier runs set aside.
+"""The folder of a run: its checkpoints, and earlier runs set aside.
 
 `ckpt.pt` is the latest checkpoint, `ckpt-<iteration>.pt` are those before it, `best.pt` is the best; folders
 `shards-<iteration>` hold the tensors of checkpoints that ranks share.
 """
 
-import concurrent.futures
 import contextlib
 import datetime
 import math
@@ -152,11 +151,9 @@ def _move(out_dir, paths):
 class Checkpoints:
     """Writes the checkpoints of a run to `out_dir`: the latest, `keep` - 1 before it, and the best.
 
-    `save` returns as soon as the state is copied to memory; a thread writes the copy. A disk that refuses does not end
-    the run: what failed is said, and the next save tries again. Only the main rank has the folder's `lock`, and no
-    checkpoint is written without it. It is kept until the last write has ended. If another process took the folder, the
-    next call raises UserError. If `ranks` share the model, each writes its own tensors, and all have to call `save` and
-    `wait` together.
+    A disk that refuses does not end the run: what failed is said, and the next save tries again. Only the main rank has
+    the folder's `lock`, and no checkpoint is written without it. If another process took the folder, `save` raises
+    UserError. If `ranks` share the model, each writes its own tensors, and all have to call `save` together.
     """
 
     def __init__(
@@ -170,8 +167,6 @@ class Checkpoints:
         self.latest: int | None = None  # iteration of ckpt.pt
         self.best: tuple[float, int | None] = math.inf, None  # lowest validation loss on the disk, and its iteration
         self.failed: UserError | None = None  # why the last save failed, if it did
-        self.thread = concurrent.futures.ThreadPoolExecutor(max_workers=1)
-        self.writing = None
 
     def resume(self, saved: dict, path: pathlib.Path) -> None:
         """Go on after the checkpoint `saved`, which was loaded from `path`.
@@ -195,48 +190,58 @@ class Checkpoints:
                 link(path, self.out_dir / BEST)
 
     def save(self, state: dict, val_loss: float = math.inf) -> None:
-        """Write a copy of `state` once the previous checkpoint is written. The caller may change the tensors at once.
-
-        val_loss: of this state, if it was evaluated. Raises what the previous write raised, except if the disk refused.
-        """
-        self.wait()
-        self.saved_at, best = state["iter_num"], self.best
+        """Write `state`. val_loss: of this state, if it was evaluated."""
+        self.saved_at, self.failed, best = state["iter_num"], None, self.best
         if val_loss < best[0]:
             best = val_loss, state["iter_num"]
-        state = {**state, "best_val_loss": best[0], "best_iter": best[1]}
+        state = _on_cpu({**state, "best_val_loss": best[0], "best_iter": best[1]}, {})
+        self._check_lock()
+        try:
+            if self.together:
+                state = self._with_shards(state)
+            if self.lock:
+                self._write(state)
+        except (UserError, OSError) as error:
+            self.failed = UserError(str(error))  # not the error itself, whose traceback would keep the state in memory
         if self.together:
-            self._save_together(state)
-        elif self.lock:
-            self.writing = self.thread.submit(self._write, _copy(state))
+            self._check_lock()
+            if self.lock:
+                remove_unused_shards(self.out_dir)
+            self.failed = self.ranks.broadcast(self.failed)  # only the main rank knows
+        if self.failed:
+            self.say(f"NOT SAVED at iteration {state['iter_num']}: {self.failed}. The next save, if any, tries again")
         else:
             self.best = best
 
-    def _save_together(self, state):
+    def _check_lock(self):
+        if self.lock:
+            self.lock.check()  # if the folder is gone, a write would make it anew
+
+    def _with_shards(self, state):
+        """Write the tensors of this rank; returns `state` with the names of all ranks' files in place of tensors."""
         from fusedgpt.parallel import shard_files  # takes a second to import
 
-        if self.lock:
-            self.lock.check()  # if the folder is gone, each rank would make it anew
-        state, tensors = shard_files.split(_copy(state))
+        state, tensors = shard_files.split(state)
         name = self.ranks.broadcast(shard_files.free_name(self.out_dir, state["iter_num"]))
+        files = shard_files.write_together(self.out_dir / name, tensors, self.group)
+        self._check_lock()
+        return {**state, "shards": {"folder": name, "files": files}}
 
-        def write():
-            """Write the tensors of this rank, then the checkpoint that names those of all."""
-            try:
-                files = shard_files.write_together(self.out_dir / name, tensors, self.group)
-            except UserError as error:
-                self._not_saved(state, error)
-            else:
-                if self.lock:
-                    self._write({**state, "shards": {"folder": name, "files": files}})
-            if self.lock:
-                self.lock.check()
-                remove_unused_shards(self.out_dir)
-
-        self.writing = self.thread.submit(write)
+    def _write(self, state):
+        """Write ckpt.pt, whose replacement decides what is the latest and the best; then the other names."""
+        latest = self.out_dir / LATEST
+        if self.latest not in (None, state["iter_num"]) and latest.exists():
+            link(latest, self.out_dir / f"ckpt-{self.latest}.pt")
+        checkpoint.save(latest, state)
+        self.latest = state["iter_num"]
+        if _is_best(state):
+            link(latest, self.out_dir / BEST)
+        earlier = _earlier_ones(self.out_dir)
+        for iteration in sorted(earlier, reverse=True)[self.keep - 1 :]:
+            earlier[iteration].unlink()
 
     def recovery_advice(self) -> str:
         """How to go on if the run has diverged: from which checkpoint, and with which changes."""
-        self.wait()
         calmer = "with a lower learning_rate, a grad_clip, or dtype=float32"
         latest, best_iter = self.latest if self.lock else self.saved_at, self.best[1]
         if not latest:
@@ -246,73 +251,27 @@ class Checkpoints:
             advice += f"; if it diverges again, first copy {self.out_dir / BEST}, of iteration {best_iter}, over it"
         return advice
 
-    def wait(self) -> None:
-        """Wait until nothing is being written. Raises what the write raised, except if the disk refused."""
-        if self.writing and self.together:
-            writing, self.writing = self.writing, None
-            writing.result()
-            self.failed, self.best = self.ranks.broadcast((self.failed, self.best))  # only the main rank knows
-        elif self.writing:
-            self.writing.result()
-
     def close(self) -> None:
-        """Wait for the last save. Raises UserError if it failed."""
-        self.wait()
-        self.thread.shutdown()
+        """Release the folder. Raises UserError if the last save failed."""
         if self.lock:
             self.lock.close()
         if self.failed:
             raise self.failed
-
-    def _write(self, state):
-        self.lock.check()
-        try:
-            self._replace_latest(state)
-            if _is_best(state):
-                link(self.out_dir / LATEST, self.out_dir / BEST)
-            earlier = _earlier_ones(self.out_dir)
-            for iteration in sorted(earlier, reverse=True)[self.keep - 1 :]:
-                earlier[iteration].unlink()
-        except (UserError, OSError) as error:
-            self._not_saved(state, error)
-        else:
-            self.failed, self.best = None, (state["best_val_loss"], state["best_iter"])
-
-    def _not_saved(self, state, error):
-        self.failed = UserError(str(error))  # not the error itself, whose traceback would keep the state in memory
-        self.say(f"NOT SAVED at iteration {state['iter_num']}: {self.failed}. The next save, if any, tries again")
-
-    def _replace_latest(self, state):
-        latest = self.out_dir / LATEST
-        if self.latest not in (None, state["iter_num"]) and latest.exists():
-            link(latest, self.out_dir / f"ckpt-{self.latest}.pt")
-        checkpoint.save(latest, state)  # this one replacement decides what is the latest, and what is the best
-        self.latest = state["iter_num"]
 
 
 def _is_best(saved):
     return saved["best_iter"] == saved["iter_num"]
 
 
-def _copy(state):
-    copied = _copied(state, {})
-    if torch.cuda.is_initialized():
-        torch.cuda.current_stream().synchronize()  # once for all copies, which were only queued
-    return copied
-
-
-def _copied(value, copies):
-    """A copy of nested dicts and lists with their tensors in new memory; tied tensors stay tied.
-
-    Copies from a CUDA device are queued, and go to pinned memory, which PyTorch keeps for the next save.
-    """
+def _on_cpu(value, copies):
+    """Nested dicts and lists with their tensors on the CPU; tied tensors stay tied."""
     if isinstance(value, torch.Tensor):
         place = local(value).data_ptr(), value.shape
         if place not in copies:
-            copies[place] = value.detach().to("cpu", copy=True, non_blocking=value.is_cuda)
+            copies[place] = value.detach().cpu()
         return copies[place]
     if isinstance(value, dict):
-        return {key: _copied(each, copies) for key, each in value.items()}
+        return {key: _on_cpu(each, copies) for key, each in value.items()}
     if isinstance(value, list):
-        return [_copied(each, copies) for each in value]
+        return [_on_cpu(each, copies) for each in value]
     return value

@@ -16,7 +16,7 @@ import train
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import atomic, lock
 from fusedgpt.runs.run_folder import is_this_launch, load_best, load_latest, set_aside
-from tests.conftest import assert_same_bytes, rows, run, wait_for, weights
+from tests.conftest import assert_same_bytes, rows, run, weights
 from tests.kill_points import killed_before
 from tests.launch import ROOT
 
@@ -51,14 +51,13 @@ def test_the_second_process_is_refused_and_a_dead_one_is_no_obstacle(tmp_path):
         assert f"process {os.getpid()} " in (tmp_path / ".lock").read_text()
 
 
-def at_step_7(monkeypatch, out_dir, do):
-    """Call `do` before that step of a run, once its first checkpoint is written; the iterations that it begins."""
+def at_step_7(monkeypatch, do):
+    """Call `do` before that step of a run, after its first checkpoint; the iterations that it begins."""
     begun, step = [], train.train_step
 
     def watched(state, *args):
         begun.append(state.iteration)
         if state.iteration == 7:
-            wait_for(out_dir / "best.pt")
             do()
         return step(state, *args)
 
@@ -73,7 +72,7 @@ def bytes_in(folder):
 def test_a_run_whose_folder_was_moved_ends_and_says_where_it_is(tmp_path, data, monkeypatch):
     # F25: it made the folder anew, without the lock, so a second run could start there
     out, moved = tmp_path / "out", tmp_path / "moved"
-    begun = at_step_7(monkeypatch, out, lambda: out.rename(moved))
+    begun = at_step_7(monkeypatch, lambda: out.rename(moved))
     with pytest.raises(UserError, match=rf"{out} was moved to {moved} .* with --init_from=auto and that --out_dir"):
         run(out, data)
     assert begun[-1] == 7 and not out.exists()
@@ -83,7 +82,7 @@ def test_a_run_whose_folder_was_moved_ends_and_says_where_it_is(tmp_path, data, 
 
 
 def test_a_run_whose_folder_was_removed_does_not_make_it_anew(tmp_path, data, monkeypatch):
-    begun = at_step_7(monkeypatch, tmp_path / "out", lambda: shutil.rmtree(tmp_path / "out"))
+    begun = at_step_7(monkeypatch, lambda: shutil.rmtree(tmp_path / "out"))
     with pytest.raises(UserError, match=r"out was removed or moved, .* while .* --init_from=auto"):
         run(tmp_path / "out", data)
     assert begun[-1] == 7 and not (tmp_path / "out").exists()
@@ -104,7 +103,7 @@ def test_a_run_touches_nothing_that_another_may_have(tmp_path, data, small_run, 
         lock(out)  # another run begins; in one process, no lock refuses it
         before.update(bytes_in(out))
 
-    begun = at_step_7(monkeypatch, out, change)
+    begun = at_step_7(monkeypatch, change)
     with pytest.raises(UserError, match=said):
         run(out, data)
     assert begun[-1] == 7 and bytes_in(out) == before and "ckpt.pt" in before
