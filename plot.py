@@ -23,47 +23,15 @@ import re
 import sys
 import textwrap
 
-import numpy as np
-
 from configurator import separate
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.home import as_called
 from fusedgpt.machine.files import atomic
 from fusedgpt.runs import report_page
-from fusedgpt.runs.metrics import (
-    MEANING,
-    Run,
-    above,
-    losses_in,
-    names_of,
-    number,
-    require_bits_per_byte,
-    section,
-    view,
-)
+from fusedgpt.runs.metrics import MEANING, Run, above, losses_in, names_of, require_bits_per_byte, view
 from fusedgpt.runs.style import AXES, COLOURS, DPI, MARKERS, SUFFIXES, WIDTH, label_x, plain, time_unit, title
 
 LONGEST_NAME = 100  # bytes of a figure's file name that its runs take at most; file systems allow 255 in all
-
-
-def about(run: Run) -> str:
-    """What a reader needs to judge a figure: machine, model, batch, versions, date. Unknown parts are left out."""
-    record, settings = run.record, section(run.record, "settings")
-    environment, model = section(record, "environment"), section(record, "model")
-    parameters, tokens = np.nan_to_num([number(record.get("parameters")), run.tokens_per_step])
-    said = [
-        ("{} ({})", record.get("device"), environment.get("device")),
-        ("{}", record.get("dtype")),
-        ("attention {}", record.get("attention")),
-        ("{} layers × {}", model.get("n_layer"), model.get("n_embd")),
-        ("{:,.0f} parameters", parameters),
-        ("{:,.0f} tokens a step", tokens),
-        ("optimizer {}", settings.get("optimizer")),
-        ("torch {}", environment.get("torch")),
-        ("commit {}", environment.get("commit")),
-        ("{}", record.get("date")),  # not that of a file, which a copy or a clone may change
-    ]
-    return ", ".join(form.format(*values) for form, *values in said if all(values))
 
 
 def labels(runs: list[Run]) -> list[str]:
@@ -86,8 +54,8 @@ def finding(runs: list[Run], y: str) -> str:
 
 
 def captions(runs: list[Run]) -> list[str]:
-    """`about` each run; one text if it is the same for all."""
-    texts = [about(run) for run in runs]
+    """What a reader needs to judge a figure of each run; one text if it is the same for all."""
+    texts = [report_page.about(run) for run in runs]
     if len(set(texts)) > 1:
         texts = [f"{name}: {text}" for name, text in zip(names_of(runs), texts)]
     return list(dict.fromkeys(texts))

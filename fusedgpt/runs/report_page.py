@@ -1,13 +1,12 @@
-"""Writes the page of a run, report.html in its folder, or one page of several runs: curves, samples, settings."""
+"""Writes the page of a run, report.html in its folder, or one page of several runs: curves, receipts, samples."""
 
-import dataclasses
+import html
 import math
 import pathlib
 import time
 
 import numpy as np
 
-from fusedgpt.errors import shown
 from fusedgpt.machine.files import atomic
 from fusedgpt.runs.metrics import MEANING, Run, above, losses_in, names_of, number, section, thinned, view
 from fusedgpt.runs.pages import fill
@@ -16,25 +15,23 @@ from fusedgpt.settings import Settings
 from fusedgpt.terminal import in_words
 
 RELOAD = '<meta http-equiv="refresh" content="30">'
-NO_SCRIPT = "<noscript><p>This page needs JavaScript; its figures are in metrics.jsonl and run.json too.</p></noscript>"
-SAMPLES = 100  # a page has about this many of a run, spread evenly over it
+SAMPLED = 50  # a page has the samples of about this many iterations, spread evenly over the run
 POINTS = 600  # of a line, about
 PLACES = ("out_dir", "wandb_run_name", "init_from")  # settings that say where a run is, and not what it is
-COMPARED = ("dataset", "mask", "eval_iters", "batch_size")  # settings that decide what a validation loss means
+LEFT, RIGHT, TOP, BOTTOM, HEIGHT = 52, 470, 8, 190, 212  # of the axes in a chart, and its height
 
 
 def write(out_dir: str | pathlib.Path, running: bool = False) -> pathlib.Path:
     """Write report.html in the folder of a run, from its metrics.jsonl and run.json; return its path.
 
     running: the run goes on, so the page reloads itself every 30 seconds. run.json cannot tell: a resumed run has the
-    times of an earlier start in it, and a killed run has none.
-    Damaged parts of those files are left out. Raises UserError if there is no metrics.jsonl, or the disk refuses.
+    times of an earlier start in it, and a killed run has none. Raises UserError if there is no metrics.jsonl, or the
+    disk refuses.
     """
     run = Run(out_dir)
-    content = fill(run.name, NO_SCRIPT, _page([run], "loss") | {"state": _state(run, running)}, RELOAD * running)
     path = run.folder / "report.html"
     with atomic(path) as file:
-        file.write(content)
+        file.write(fill(run.name, _state(run, running) + _body([run], "loss"), RELOAD * running))
     return path
 
 
@@ -44,109 +41,171 @@ def compare(runs: list[Run], path: pathlib.Path) -> None:
     Raises UserError if their tokenizers differ and a run has no bits per byte, or if the disk refuses.
     """
     loss = losses_in(runs)
-    content = fill(f"{len(runs)} runs", NO_SCRIPT, _page(runs, loss) | {"headline": headline(runs, loss)})
+    lead = f"<p class='lead'>{html.escape(headline(runs, loss))}</p>"
     with atomic(path) as file:
-        file.write(content)
+        file.write(fill(f"{len(runs)} runs", lead + _body(runs, loss)))
 
 
 def headline(runs: list[Run], loss: str) -> str:
-    """Which of several runs ends lowest, and what makes their last losses differ: the iteration, or COMPARED settings.
+    """Which of several runs ends lowest, and whether they were last evaluated at different iterations.
 
     loss: as losses_in(runs).
     """
     unit = "bits per byte" if loss == "bits_per_byte" else "nats per token"
-    ends = {name: end for name, run in zip(names_of(runs), runs) if math.isfinite(end := _end(run, loss))}
+    column, ends = "val_bits_per_byte" if loss == "bits_per_byte" else "val_loss", {}
+    for name, run in zip(names_of(runs), runs):
+        if np.isfinite(run.eval[column][-1:]).sum():
+            ends[name] = f"{run.eval[column][-1]:.4f}", f"{run.eval['iter'][-1]:,.0f}"
     if len(ends) < 2:
         return "Fewer than two of these runs have been evaluated."
-    lowest = min((f"{end:.4f}" for end in ends.values()), key=float)
-    best = [name for name, end in ends.items() if f"{end:.4f}" == lowest]
+    lowest = min((end for end, _ in ends.values()), key=float)
+    best = [name for name, (end, _) in ends.items() if end == lowest]
     if len(best) == len(runs):
         said = f"All runs end at {lowest} {unit}."
     else:
         said = f"{' and '.join(best)} end{'s' * (len(best) == 1)} lowest, at {lowest} {unit}."
-    evaluated = [run for run in runs if math.isfinite(_end(run, loss))]
-    after = [f"{run.eval['iter'][-1]:,.0f}" for run in evaluated]
+    after = [after for _, after in ends.values()]
     if len(set(after)) > 1:
         said += f" But they were last evaluated after {', '.join(after[:-1])} and {after[-1]} iterations."
-    settings = [section(run.record, "settings") for run in evaluated]
-    found = {name: {str(each[name]) for each in settings if name in each} for name in COMPARED}
-    if differ := [name for name, values in found.items() if len(values) > 1]:
-        said += f" But they were evaluated with different {' and '.join(differ)}, so these losses may not compare."
     return said
 
 
-def _end(run, loss):
-    values = run.eval["val_bits_per_byte" if loss == "bits_per_byte" else "val_loss"]
-    return float(values[-1]) if len(values) else math.nan
-
-
-def _page(runs, loss):
-    """What page.js draws: texts, and curves whose numbers are all finite or null."""
-    unit, seconds = time_unit(runs)
-    axes, scales = {"iterations": "iteration", "time": unit}, {"iterations": 1.0, "time": seconds}
-    if all(run.tokens_per_step > 0 for run in runs):
-        axes["tokens"], scales["tokens"] = "tokens", 1.0
-    others = sorted({name for run in runs for name in run.others})
-    small = [y for y in (*MEANING, *others) if y not in ("loss", "bits_per_byte")]
-    charts = [_chart(runs, y, scales) for y in (loss, *small)]
-    known = [chart for chart in charts[1:] if any(set(line["y"]) - {None} for line in chart["lines"])]
-    return {
-        "runs": names_of(runs),
-        "state": None,
-        "headline": "",
-        "axes": axes,
-        "charts": [charts[0], *known],
-        "samples": [{"run": n, **sample} for n, run in enumerate(runs) for sample in _samples(run.samples)],
-        "summary": [
-            _table("Results", map(_results, runs), runs, open=True),
-            _table("Attention", [_attention(run.record) for run in runs], runs, open=True),
-        ],
-        "tables": _tables(runs),
-    }
+def about(run: Run) -> str:
+    """What a reader needs to judge a figure: machine, model, batch, versions, date. Unknown parts are left out."""
+    record, settings = run.record, section(run.record, "settings")
+    environment, model = section(record, "environment"), section(record, "model")
+    parameters, tokens = np.nan_to_num([number(record.get("parameters")), run.tokens_per_step])
+    said = [
+        ("{} ({})", record.get("device"), environment.get("device")),
+        ("{}", record.get("dtype")),
+        ("attention {}", record.get("attention")),
+        ("{} layers × {}", model.get("n_layer"), model.get("n_embd")),
+        ("{:,.0f} parameters", parameters),
+        ("{:,.0f} tokens a step", tokens),
+        ("optimizer {}", settings.get("optimizer")),
+        ("torch {}", environment.get("torch")),
+        ("commit {}", environment.get("commit")),
+        ("{}", record.get("date")),  # not that of a file, which a copy or a clone may change
+    ]
+    return ", ".join(form.format(*values) for form, *values in said if all(values))
 
 
 def _state(run, running):
     """What the run was doing when the page was written, and how far it was."""
-    settings = section(run.record, "settings")
-    planned, limit = number(settings.get("max_iters")), number(settings.get("max_seconds"))
+    planned = number(section(run.record, "settings").get("max_iters"))
     done = int(max([0, *(run.train["iter"][-1:] + 1), *run.eval["iter"][-1:]]))
-    seconds, now = _median(run.train["ms"][-100:]) / 1e3 * (planned - done), "Stopped"
-    said = [f"iteration {done:,} of {planned:,.0f}".replace(" of nan", "")]
+    now, seconds = "Stopped", _median(run.train["ms"][-100:]) / 1e3 * (planned - done)
     if running:
         now = "Running"
     elif done >= planned:
         now = "Finished"
+    said = f"<b>{now}</b> · iteration {done:,} of {planned:,.0f}"
     if running and seconds > 0:
-        ends = "" if math.isnan(limit) else f"; max_seconds={limit:g} may end it before"
-        said.append(f"about {in_words(seconds)} of training left{ends}")
-    said.append(time.strftime("written on %Y-%m-%d at %H:%M %Z"))
-    return {"now": now, "said": " · ".join(said), "done": done, "planned": float(np.nan_to_num(planned))}
+        said += f" · about {in_words(seconds)} of training left"
+    said += time.strftime(" · written on %Y-%m-%d at %H:%M %Z")
+    return f"<p>{said}</p><progress max='{planned}' value='{done}'></progress>"
 
 
-def _chart(runs, y, scales):
-    """The lines of `y`: the values of each at its places on all axes."""
-    lines, drawn = [(n, line) for n, run in enumerate(runs) for line in run.lines(y)], []
-    both = [line for _, line in lines]
-    seen = view(both, y)
-    for n, line in lines:
+def _body(runs, loss):
+    names, several = [html.escape(name) for name in names_of(runs)], len(runs) > 1
+    made = [f"<p class='muted'>{html.escape(about(run))}</p>" for run in runs]
+    if several:
+        made = [f"<p>{_mark(n)}<b>{name}</b>, {html.escape(about(runs[n]))}</p>" for n, name in enumerate(names)]
+    settings = [section(run.record, "settings") for run in runs]
+    if several:
+        title, settings = "Settings that differ", [{n: v for n, v in s.items() if n not in PLACES} for s in settings]
+    else:
+        title, settings = "Settings", [{n: v for n, v in settings[0].items() if v != getattr(Settings, n, None)}]
+    tables = [
+        _table("Results", [_results(run) for run in runs], names),
+        _table("Attention", [_attention(run.record) for run in runs], names),
+        _table(title, settings, names, differing=several),
+    ]
+    others = sorted({name for run in runs for name in run.others})
+    charts = [_chart(runs, loss, "iterations"), *[_chart(runs, loss, "time")] * several]
+    charts += [_chart(runs, y, "iterations") for y in (*MEANING, *others) if y not in ("loss", "bits_per_byte")]
+    columns = [f"<section class='columns'>{''.join(each)}</section>" for each in (tables, charts)]
+    return "\n".join([*made, *columns, *_samples(runs, names)])
+
+
+def _mark(n, look=""):
+    return f'<i class="{look}" style="--mine: var(--c{n % 7})"></i>'
+
+
+def _chart(runs, y, axis):
+    """A figure of `y` over iterations or time: a grid with its numbers, and a path for each line."""
+    unit, scale = time_unit(runs) if axis == "time" else ("iterations", 1)
+    lines = [(n, line) for n, run in enumerate(runs) for line in run.lines(y)]
+    shown = [line for _, line in lines]
+    if not any(np.isfinite(line.values).any() for line in shown):
+        return ""
+    places = [runs[n].position(line.iters, axis) / scale for n, line in lines]
+    (low, high), last = view(shown, y), max(x.max(initial=0) for x in places) or 1
+    drawn, ends, is_loss = [], [], y in ("loss", "bits_per_byte")
+    for value in _ticks(low, high):
+        at = TOP + (BOTTOM - TOP) * (high - value) / (high - low)
+        drawn.append(f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        drawn.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{_short(value)}</text>')
+    for value in _ticks(0, last):
+        at = LEFT + (RIGHT - LEFT) * value / last
+        drawn.append(f'<text x="{at:.1f}" y="{HEIGHT - 6}" text-anchor="middle">{_short(value)}</text>')
+    for (n, line), x in zip(lines, places):
         kept = thinned(line.values, POINTS)
-        x = {axis: _json(runs[n].position(line.iters[kept], axis) / scale) for axis, scale in scales.items()}
-        drawn.append({"run": n, "name": line.name, "x": x, "y": _json(line.values[kept])})
-    return {"title": MEANING.get(y, y), "range": seen, "above": above(both, seen), "lines": drawn}
+        across = LEFT + (RIGHT - LEFT) * x[kept] / last
+        down = TOP + (BOTTOM - TOP) * (high - line.values[kept]) / (high - low)
+        pale = "pale" * (is_loss and line.name == "training")
+        d = _path(across, np.clip(down, TOP - 4, BOTTOM))  # what is above the view runs along its edge
+        drawn.append(f'<path class="line {pale}" style="--mine: var(--c{n % 7})" d="{d}"/>')
+        if len(line.values) and not (pale and len(runs) > 1):
+            ends.append(f"{_mark(n, pale)}{line.name * (is_loss and len(runs) == 1)} <b>{line.values[-1]:.4g}</b>")
+    top = above(shown, (low, high))
+    cut = f"<small> ▲ up to {top:.3g} above</small>" if top else ""
+    caption = f"<b>{html.escape(MEANING.get(y, y))}</b> over {unit}{cut}<br>{''.join(ends)}"
+    svg = f'<svg viewBox="0 0 480 {HEIGHT}" role="img">{"".join(drawn)}</svg>'
+    return f"<figure><figcaption>{caption}</figcaption>{svg}</figure>"
 
 
-def _json(values):
-    """`values` with six digits: null in place of NaN, and whole numbers in full."""
-    rounded = [float(f"{value:.6g}") if value % 1 else value for value in values.tolist()]
-    return [None if math.isnan(value) else value for value in rounded]
+def _ticks(low, high):
+    """Round numbers from `low` to `high`, at most five."""
+    rough = (high - low) / 4
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
+    return step * np.arange(math.ceil(low / step), math.floor(high / step) + 1)
 
 
-def _samples(samples):
-    """About SAMPLES of the samples, from iterations evenly over the run, with every prompt at each."""
-    its = sorted({sample["iter"] for sample in samples})
-    count = min(len(its), max(2, SAMPLES * len(its) // max(1, len(samples))))
-    kept = {its[n] for n in np.linspace(0, len(its) - 1, count).astype(int)}
-    return [sample for sample in samples if sample["iter"] in kept]
+def _short(value):
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= 10 * size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"
+
+
+def _path(across, down):
+    """The line through points of an SVG, in which NaN is a gap."""
+    points, pen = [], "M"
+    for x, y in zip(across, down):
+        if math.isnan(y):
+            pen = "M"
+        else:
+            points.append(f"{pen}{x:.1f} {y:.1f}h0")  # h0: a point between two gaps is a dot
+            pen = "L"
+    return "".join(points)
+
+
+def _samples(runs, names):
+    """The samples of the runs side by side, the latest first and open."""
+    its = sorted({sample["iter"] for run in runs for sample in run.samples}, reverse=True)
+    for it in its[:: 1 + len(its) // SAMPLED]:
+        cards = []
+        for n, run in enumerate(runs):
+            head = f"{_mark(n)}{names[n]}" * (len(runs) > 1)
+            for sample in run.samples:
+                if sample["iter"] == it:
+                    text = f"<b>{html.escape(sample['prompt'])}</b>{html.escape(sample['text'])}"
+                    cards.append(f"<div>{head}<pre>{text}</pre></div>")
+        is_open = " open" * (it == its[0])
+        summary = f"<summary>What it writes after {it:,} iterations</summary>"
+        yield f"<details{is_open}>{summary}<div class='columns'>{''.join(cards)}</div></details>"
 
 
 def _results(run):
@@ -174,46 +233,31 @@ def _attention(record):
     receipt, trials = section(record, "receipt"), section(record, "attention_trials")
     said = {"asked for": section(record, "settings").get("attention"), "ran": record.get("attention")}
     said |= {"forward seen": receipt.get("forward"), "backward seen": receipt.get("backward")}
-    trials = {name: trial for name, trial in trials.items() if isinstance(trial, dict)}
-    times = {name: number(trial.get("median_ms")) for name, trial in trials.items()}
-    timed = sorted((name for name in times if times[name] > 0), key=times.__getitem__)
-    said |= {f"auto: {name}": f"{times[name]:.4g} ms" for name in timed}
+    times = {name: trial["median_ms"] for name, trial in trials.items() if trial.get("median_ms")}
+    said |= {f"auto: {name}": f"{times[name]:.4g} ms" for name in sorted(times, key=times.get)}
     return said | {f"auto: {name}": trial["refused"] for name, trial in trials.items() if trial.get("refused")}
 
 
-def _tables(runs):
-    several, records = len(runs) > 1, [run.record for run in runs]
-    settings = [section(record, "settings") for record in records]
-    if several:
-        chosen = [{n: v for n, v in each.items() if n not in PLACES} for each in settings]
-        changed = _table("Settings that differ", chosen, runs, differing=True, open=True)
-    else:
-        defaults = {n: v for n, v in dataclasses.asdict(Settings()).items() if n in settings[0]}
-        changed = _table("Settings that are not the default", [*settings, defaults], runs, differing=True, open=True)
-        changed["head"] = ["", "value", "default"]
-    parts = {"Run": [{n: v for n, v in record.items() if not isinstance(v, dict)} for record in records]}
-    for name in ("model", "environment", "receipt", "time"):
-        parts[name.capitalize()] = [section(record, name) for record in records]
-    others = [_table(title, each, runs, differing=several, open=several) for title, each in parts.items()]
-    return [changed, _table("All settings", settings, runs), *others]
-
-
-def _table(title, columns, runs, differing=False, open=False):
-    """Rows of texts: a name, then its value in each column. differing: only those that are not the same in all."""
-    columns = list(columns)
-    rows = [
-        [name, *("" if column.get(name) is None else _text(column[name]) for column in columns)]
-        for name in dict.fromkeys(name for column in columns for name in column)
-    ]
-    rows = [row for row in rows if any(row[1:]) and (not differing or len(set(row[1:])) > 1)]
-    return {"title": title, "open": open, "head": ["", *names_of(runs)] if len(runs) > 1 else [], "rows": rows}
+def _table(title, columns, names, differing=False):
+    """A row for each name in the columns, dicts of the runs. differing: only those that are not the same in all."""
+    rows = []
+    for name in dict.fromkeys(name for column in columns for name in column):
+        cells = [_text(column.get(name)) for column in columns]
+        if any(cells) and not (differing and len(set(cells)) == 1):
+            rows.append([html.escape(name), *cells])
+    if len(names) > 1:
+        rows.insert(0, ["", *names])
+    body = "".join(f"<tr><th>{name}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for name, *cells in rows)
+    return f"<div class='card scroll'><b>{title}</b><table>{body}</table></div>"
 
 
 def _text(value):
-    """A value of run.json, of at most some 1,000 characters."""
-    values = value if isinstance(value, list) else [value]
-    said = ", ".join(shown(each) if not isinstance(each, str) or each.isspace() else each for each in values)
-    return said if len(said) <= 1000 else f"{said[:1000]}…"
+    """A value of run.json as HTML."""
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return html.escape(", ".join(map(str, value)))
+    return html.escape(str(value) if str(value).strip() else repr(value))
 
 
 def _median(values):
