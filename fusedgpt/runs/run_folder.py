@@ -74,16 +74,11 @@ def remove_unused_shards(out_dir: pathlib.Path) -> None:
     because that checkpoint might name it.
     """
     with contextlib.suppress(UserError, OSError):
-        used = _shards(out_dir.glob("*.pt"))  # copies that somebody made too
+        loaded = [checkpoint.load(path, verify=False) for path in out_dir.glob("*.pt")]  # copies that somebody made too
+        used = {saved["shards"]["folder"] for saved in loaded if "shards" in saved}
         for folder in out_dir.glob("shards-*"):
-            if folder not in used and re.fullmatch(r"shards-\d+(-\d+)?", folder.name):
+            if folder.name not in used and re.fullmatch(r"shards-\d+(-\d+)?", folder.name):
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def _shards(paths):
-    """The folders of shards that checkpoints name. Raises UserError if one cannot be read."""
-    loaded = [(path, checkpoint.load(path, verify=False)) for path in paths]
-    return {path.with_name(saved["shards"]["folder"]) for path, saved in loaded if "shards" in saved}
 
 
 def _first_whole(out_dir, path, say, **how):
@@ -169,20 +164,12 @@ class Checkpoints:
         self.failed: UserError | None = None  # why the last save failed, if it did
 
     def resume(self, saved: dict, path: pathlib.Path) -> None:
-        """Go on after the checkpoint `saved`, which was loaded from `path`.
-
-        Checkpoints of later iterations move to a folder previous-N. They exist if someone has put an older one in
-        ckpt.pt's place. Raises UserError if they cannot be moved.
-        """
+        """Go on after the checkpoint `saved`, which was loaded from `path`."""
         iteration = saved["iter_num"]
         self.saved_at, self.best = iteration, (saved["best_val_loss"], saved["best_iter"])
         if not self.lock:
             return
         self.lock.check()
-        if later := [path for number, path in _earlier_ones(self.out_dir).items() if number > iteration]:
-            others = set(self.out_dir.glob("*.pt")).difference(later)
-            aside = _move(self.out_dir, [*(_shards(later) - _shards(others)), *later])
-            self.say(f"checkpoints after iteration {iteration} in {self.out_dir} were moved to {aside}")
         remove_unused_shards(self.out_dir)  # left by a save that was killed
         if path.name == LATEST:  # otherwise ckpt.pt is damaged, and with `latest` None no save keeps it
             self.latest = iteration
@@ -236,7 +223,8 @@ class Checkpoints:
         self.latest = state["iter_num"]
         if _is_best(state):
             link(latest, self.out_dir / BEST)
-        earlier = _earlier_ones(self.out_dir)
+        # a later one exists if someone has put an older one in ckpt.pt's place
+        earlier = {n: path for n, path in _earlier_ones(self.out_dir).items() if n < state["iter_num"]}
         for iteration in sorted(earlier, reverse=True)[self.keep - 1 :]:
             earlier[iteration].unlink()
 
