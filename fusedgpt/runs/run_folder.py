@@ -95,10 +95,6 @@ def _first_whole(out_dir, path, say, **how):
             return saved, other
     if is_transformers(out_dir):
         wrong += f". {out_dir} is a model in Hugging Face's format: name it with --init_from={out_dir}"
-    elif earlier := sorted(pathlib.Path(out_dir).glob(f"previous-*/{LATEST}")):
-        wrong += f". An earlier run is in {earlier[-1].parent}: name that folder"
-    elif pathlib.Path(out_dir).is_file():
-        wrong += f". {out_dir} is a file: name the folder that it is in, {pathlib.Path(out_dir).parent}"
     raise UserError(wrong)
 
 
@@ -119,7 +115,7 @@ def is_this_launch(out_dir: str | os.PathLike, launch: dict | None, restarted: b
 
 
 def set_aside(out_dir: str | os.PathLike, say: Say) -> None:
-    """Move an earlier run, if it has a checkpoint, to a folder previous-N of its own. Raises UserError if it cannot.
+    """Move an earlier run, if it has a checkpoint, to a folder previous-N of its own. Raises OSError if it cannot.
 
     ckpt.pt goes last: if a kill ends the moves earlier, the run resumes where it was. But shards go before all that
     names them, so that none is ever unused: a kill in between leaves them in previous-N, to be moved back by hand.
@@ -127,20 +123,12 @@ def set_aside(out_dir: str | os.PathLike, say: Say) -> None:
     out_dir = pathlib.Path(out_dir)
     if saved := checkpoints(out_dir):
         found = [path for name in (*BESIDE, "shards-*") for path in sorted(out_dir.glob(name))]
-        say(f"an earlier run in {out_dir} was moved to {_move(out_dir, found + saved[::-1])}")
-
-
-def _move(out_dir, paths):
-    """Move `paths`, in this order, to the next free previous-N in `out_dir`, and return that."""
-    numbers = [path.name.removeprefix("previous-") for path in out_dir.glob("previous-*")]
-    aside = out_dir / f"previous-{1 + max((int(n) for n in numbers if n.isdecimal()), default=0)}"
-    try:
+        numbers = [path.name.removeprefix("previous-") for path in out_dir.glob("previous-*")]
+        aside = out_dir / f"previous-{1 + max((int(n) for n in numbers if n.isdecimal()), default=0)}"
         aside.mkdir()
-        for path in paths:
+        for path in found + saved[::-1]:
             path.rename(aside / path.name)
-    except OSError as error:
-        raise UserError(f"cannot move files in {out_dir} to {aside}: {error.strerror or error}") from error
-    return aside
+        say(f"an earlier run in {out_dir} was moved to {aside}")
 
 
 class Checkpoints:

@@ -216,7 +216,7 @@ def test_only_what_has_a_checkpoint_is_set_aside_under_the_next_number(folder, c
         (folder / name).write_text(name)
     set_aside(folder, print)
     assert f"moved to {folder / 'previous-1'}" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"does not exist.* An earlier run is in .*previous-1: name that folder"):
+    with pytest.raises(UserError, match="does not exist"):
         load_latest(folder)
     (folder / "metrics.jsonl").write_text("")
     set_aside(folder, print)
