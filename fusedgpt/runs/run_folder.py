@@ -219,13 +219,10 @@ class Checkpoints:
     def recovery_advice(self) -> str:
         """How to go on if the run has diverged: from which checkpoint, and with which changes."""
         calmer = "with a lower learning_rate, a grad_clip, or dtype=float32"
-        latest, best_iter = self.latest if self.lock else self.saved_at, self.best[1]
+        latest = self.latest if self.lock else self.saved_at
         if not latest:
             return f"there is no checkpoint yet, so start again {calmer}"
-        advice = f"resume from {self.out_dir / LATEST}, of iteration {latest}, {calmer}"
-        if best_iter is not None and best_iter < latest:
-            advice += f"; if it diverges again, first copy {self.out_dir / BEST}, of iteration {best_iter}, over it"
-        return advice
+        return f"resume from {self.out_dir / LATEST}, of iteration {latest}, {calmer}"
 
     def close(self) -> None:
         """Release the folder. Raises UserError if the last save failed."""
