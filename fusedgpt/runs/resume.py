@@ -125,26 +125,20 @@ def keep_finished(s: Settings, saved: dict, say: Say) -> Settings:
     kept = {name: was for name, was in saved["config"].items() if name not in others and hasattr(s, name)}
     # a run that was stopped early and gets a lower max_iters has no step left either, and must not go on to the old end
     kept["max_iters"] = min(saved["iter_num"], kept.get("max_iters", math.inf))
-    given = {name: getattr(s, name) for name in kept}
-    if not_used := [f"{name}={now!r}" for name, now in given.items() if now not in (kept[name], None)]:
-        say(f"not used, because there is no step to make: {', '.join(not_used)}")
     return dataclasses.replace(s, **kept)
 
 
 def check_ids(s: Settings, meta: dict, saved: dict | None, ranks: distributed.Ranks, say: Say) -> None:
     """Raise UserError if the weights were trained on other ids than the data's; if that is unknown, say why.
 
-    If the ids are the same but the text is another, say so, and raise UserError if there is no step to make: the last
-    evaluation would be another text's. saved: the checkpoint with the weights; None if they are new, or come from the
-    model that init_from names.
+    If the ids are the same but the text is another, say so. saved: the checkpoint with the weights; None if they are
+    new, or come from the model that init_from names.
     """
     refusal = None
     if ranks.main and s.init_from != "scratch":  # the other ranks may not see tiktoken's files
         try:
             trained_on = _trained_on(s, saved, say)
             dataset.check_same_ids(meta, trained_on, say)
-            if saved and saved["iter_num"] >= s.max_iters and not (s.eval_only or s.dry_run):
-                _require_own_text(s, meta, saved)
             dataset.say_other_text(meta, trained_on, say)
             if saved and s.packed:
                 _check_separator(meta, saved)
@@ -152,14 +146,6 @@ def check_ids(s: Settings, meta: dict, saved: dict | None, ranks: distributed.Ra
             refusal = error
     if refusal := ranks.broadcast(refusal):
         raise refusal
-
-
-def _require_own_text(s, meta, saved):
-    if other := [split for split in dataset.SPLITS if not dataset.same_text(meta, saved.get("meta") or {}, split)]:
-        raise UserError(
-            f"the run in {s.out_dir} is done, and {other[0]}.bin of dataset={s.dataset} is not the one that it was"
-            " trained on: to evaluate on it, give --eval_only=True; to train on with it, raise --max_iters"
-        )
 
 
 def _check_separator(meta, saved):
