@@ -1,15 +1,12 @@
 """Runs whose attention stays within documents, `mask=document`: trained, resumed, evaluated, refused."""
 
-import json
 import re
-import shutil
 
 import numpy as np
 import pytest
 import torch
 
 from fusedgpt.data import prepare
-from fusedgpt.errors import UserError
 from tests.conftest import assert_same_bytes, checkpoint_of, rows, run, weights
 from tests.launch import script
 
@@ -54,17 +51,6 @@ def test_another_mask_begins_the_best_loss_anew(tmp_path, stories, capsys, mask,
     best = checkpoint_of(tmp_path, "best.pt")
     evaluated = {row["iter"]: row["val_loss"] for row in rows(tmp_path, "eval") if row["iter"] >= 2}
     assert best["best_val_loss"] == min(evaluated.values()) == evaluated[best["iter_num"]]
-
-
-def test_documents_that_end_with_another_id_are_refused(tmp_path, stories):
-    # the data's id replaced the one that the weights were trained with, in silence
-    run(tmp_path / "out", stories, mask="document", max_iters=1)
-    other = shutil.copytree(stories, tmp_path / "data")
-    meta = json.loads((other / "meta.json").read_text())
-    (other / "meta.json").write_text(json.dumps(meta | {"end_of_text": 64}))
-    with pytest.raises(UserError, match="begin with the id 65, but in the data documents end with the id 64"):
-        run(tmp_path / "out", other, mask="document", init_from="resume")
-    run(tmp_path / "out", other, mask="causal", init_from="resume", max_iters=2)
 
 
 @pytest.mark.gpu

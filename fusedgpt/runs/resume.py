@@ -9,7 +9,6 @@ from typing import Any
 from fusedgpt.attention import functions
 from fusedgpt.attention.table import is_own
 from fusedgpt.data import dataset
-from fusedgpt.data.tokenizer import end_of_text
 from fusedgpt.errors import UserError, shown
 from fusedgpt.interchange import tokenizer_json
 from fusedgpt.parallel import distributed
@@ -140,21 +139,10 @@ def check_ids(s: Settings, meta: dict, saved: dict | None, ranks: distributed.Ra
             trained_on = _trained_on(s, saved, say)
             dataset.check_same_ids(meta, trained_on, say)
             dataset.say_other_text(meta, trained_on, say)
-            if saved and s.packed:
-                _check_separator(meta, saved)
         except UserError as error:
             refusal = error
     if refusal := ranks.broadcast(refusal):
         raise refusal
-
-
-def _check_separator(meta, saved):
-    was, now = saved["extra_model_args"].get("document_start"), end_of_text(meta)
-    if was not in (None, now):
-        raise UserError(
-            f"the weights were trained on documents that begin with the id {was}, but in the data documents end with"
-            f" the id {now}: prepare the data with the tokenizer of the weights, or set --mask=causal"
-        )
 
 
 def _trained_on(s, saved, say):
