@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 import pathlib
 from typing import Any
 
@@ -14,7 +13,7 @@ from fusedgpt.interchange import tokenizer_json
 from fusedgpt.parallel import distributed
 from fusedgpt.runs import checkpoint, run_folder
 from fusedgpt.runs.run_folder import Say
-from fusedgpt.settings import Settings, validate
+from fusedgpt.settings import STARTS, Settings, validate
 
 SETTLED = ("max_iters", "lr_decay_iters")  # settings that `minutes` sets
 # settings that a resumed run does not take over
@@ -71,22 +70,15 @@ def require_given_again(s: Settings, was: dict[str, Any]) -> None:
 
 
 def require_right_flag(s: Settings) -> None:
-    """Raise UserError if init_from names a run of ours, or out_dir a model in Hugging Face's format."""
-    named = s.init_from not in ("scratch", "resume", "auto")  # a folder may have one of these names too
-    if named and os.path.isfile(s.init_from):
-        run = os.path.dirname(s.init_from) or "."
+    """Raise UserError if init_from names a run of ours, or a checkpoint in it."""
+    if s.init_from in STARTS:  # a folder may have one of these names too
+        return
+    named = pathlib.Path(s.init_from)
+    run = named.parent if named.is_file() else named
+    if run_folder.checkpoints(run):
         raise UserError(
-            f"init_from={s.init_from} is a file: to train its run on, give --init_from=resume --out_dir={run}"
-        )
-    if named and run_folder.checkpoints(s.init_from):
-        raise UserError(
-            f"{s.init_from} is a run: to train it on, give --init_from=resume --out_dir={s.init_from}; for a new run"
-            f" from its weights, export it first: python export.py {s.init_from}"
-        )
-    if run_folder.is_transformers(s.out_dir):
-        raise UserError(
-            f"{s.out_dir} is a model in Hugging Face's format: to begin with its weights, give --init_from={s.out_dir}"
-            " and another --out_dir"
+            f"{run} is a run: to train it on, give --init_from=resume --out_dir={run}; for a new run from its weights,"
+            f" export it first: python export.py {run}"
         )
 
 
