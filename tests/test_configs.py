@@ -80,11 +80,6 @@ def test_a_llama_of_124m_costs_what_gpt2_costs():
     assert a.config.flops_per_token == b.config.flops_per_token
 
 
-def test_the_llama_of_shakespeare_differs_in_the_model_alone():
-    ours, llama = (of(ROOT / "config" / f"train_shakespeare{name}_cpu.py") for name in ("", "_llama"))
-    assert {name for name in ours | llama if ours.get(name) != llama.get(name)} <= {"out_dir", *NAMES}
-
-
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_script_takes_each_file(file):
     pytest.importorskip("tyro")  # reads the command line

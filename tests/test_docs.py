@@ -183,7 +183,6 @@ def ran(copy):
         }.items()
     ]
     before[0] += ["--optimizer=muon"]  # as in config/quickstart.py, with which pages resume it
-    before += [["train.py", "config/train_shakespeare_llama_cpu.py", *SHORT]]
     before += [["export.py", "out-quickstart", "out-hf"], ["export.py", "out-text", "hf-text"]]
     results = run_all([*before, *runs.values()], copy)
     assert all(status == 0 for status, _ in results[: len(before)]), results[: len(before)]
