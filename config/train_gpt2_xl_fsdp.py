@@ -23,5 +23,3 @@ lr_decay_iters = 60000
 
 eval_interval = 1000
 eval_iters = 25
-log_interval = 10
-weight_decay = 1e-1
