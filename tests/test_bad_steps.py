@@ -92,16 +92,6 @@ def test_more_than_max_bad_steps_in_a_row_end_the_run(done, small_run, data, mon
     assert_same_bytes(weights(done), weights(small_run))
 
 
-def test_bad_steps_count_in_a_row(tmp_path, data, monkeypatch):
-    finite = iter([True] * 3 + [False] * 15 + [True] + [False] * 100)
-    norm = distributed.gradient_norm
-    monkeypatch.setattr(
-        distributed, "gradient_norm", lambda model: norm(model) if next(finite) else torch.tensor(torch.inf)
-    )
-    with pytest.raises(UserError, match="21 steps in a row had no finite gradient, the last at iteration 39: there"):
-        run(tmp_path, data, max_iters=100, eval_interval=100)
-
-
 @pytest.fixture
 def half_precision(tmp_path, finished):
     """A copy of a run of ten steps in float16, and the options of its continuation."""

@@ -51,11 +51,7 @@ def preset(name):
     return of(ROOT / "config" / "model" / f"{name}.py")
 
 
-def test_each_preset_has_its_published_size():
-    assert {file.stem for file in (ROOT / "config" / "model").glob("*.py")} == PUBLISHED.keys() == PARAMETERS.keys()
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", [file.stem for file in (ROOT / "config" / "model").glob("*.py")])
 def test_a_preset_is_the_published_model(name):
     _, config = families.read(PUBLISHED[name])
     ours = GPTConfig(**preset(name))

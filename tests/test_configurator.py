@@ -77,8 +77,6 @@ def test_values_are_read_as_tyro_reads_them(kind, capfd):
         (["--steps", "3", "--rate", "-1"], dict(steps=3, rate=-1.0)),
         (["--quick", "True", "--name", "two words"], dict(quick=True, name="two words")),
         (["--name=a=b", "--size=None", "--compile=auto"], dict(name="a=b")),
-        (["--name=", "--rate=0"], dict(name="", rate=0.0)),
-        (["--name=--x"], dict(name="--x")),
     ],
 )
 def test_a_flag_may_be_apart_from_its_value_and_have_any_text(written, meant):
@@ -104,8 +102,6 @@ def test_a_script_that_executes_the_text_is_told(tmp_path):
 
 
 NO_VALUE = "has no value: flags are written --name=value, as in --device=cpu or --compile=True"
-NO_FILE = "config files are NAME.py, with lines like batch_size = 8, and flags are written --name=value, as in"
-NO_FILE += " --init_from=resume --out_dir=FOLDER to train a run on"
 
 
 @pytest.mark.parametrize(
@@ -114,16 +110,10 @@ NO_FILE += " --init_from=resume --out_dir=FOLDER to train a run on"
         ("--stepz=5", "there is no setting 'stepz': did you mean steps?"),
         ("--qqqqq=5", "there is no setting 'qqqqq': --help lists every setting"),
         ("--quick --steps=3", f"--quick {NO_VALUE}"),
-        ("--rate", f"--rate {NO_VALUE}"),
-        ("steps=3", f"there is no config file steps=3: {NO_FILE}"),
         ("--steps=2.5", "steps='2.5' is not allowed: it takes a whole number"),
-        ("--rate=fast", "rate='fast' is not allowed: it takes a number"),
         ("--quick=1", "quick='1' is not allowed: it takes True or False"),
         ("--compile=maybe", "compile='maybe' is not allowed: it takes True or False or 'auto'"),
-        ("--kernel=flsh", "kernel='flsh' is not allowed: it takes 'manual' or 'flash'"),
         ("--size=none", "size='none' is not allowed: it takes a whole number or None"),
-        ("--no_quick=True", "did you mean quick?"),
-        ("config.py", f"there is no config file config.py: {NO_FILE}"),
     ],
 )
 def test_bad_flags_are_named_with_what_was_meant(written, said, capfd, monkeypatch):
@@ -138,7 +128,6 @@ def test_bad_flags_are_named_with_what_was_meant(written, said, capfd, monkeypat
     ("line", "message"),
     [
         ("steps = '5'", "steps='5' is not allowed: it takes a whole number"),
-        ("name = 5", "name=5 is not allowed: it takes text"),
         ("steps = 1 / 0", "fails: ZeroDivisionError"),
         # each of these used to be a traceback, or to end the script with status 0
         ("def f(): f()\nf()", "fails: RecursionError"),
@@ -152,21 +141,11 @@ def test_files_pass_the_same_check(tmp_path, line, message):
     assert message in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "meant"),
-    [
-        ("steps = 0.03 * 10466", dict(steps=314)),
-        (
-            "rate = math.cos(math.pi) + 2\ndef base(): return os.path.basename('a/b')\nname = base()",
-            dict(rate=1.0, name="b"),
-        ),
-        ("steps: int = sum(k for k in range(4))\nif steps == 6:\n    name = f'{steps}'", dict(name="6", steps=6)),
-    ],
-)
-def test_files_of_nanogpt_load(tmp_path, text, meant):
+def test_files_of_nanogpt_load(tmp_path):
     # names that its train.py had imported, and a float for a whole number were refused
-    (tmp_path / "c.py").write_text(text)
-    assert parse(str(tmp_path / "c.py")) == Settings(**meant)
+    text = "steps = 0.03 * 10466\nrate = math.cos(math.pi) + 2\ndef base(): return os.path.basename('a/b')\n"
+    (tmp_path / "c.py").write_text(f"{text}name = base()")
+    assert parse(str(tmp_path / "c.py")) == Settings(steps=314, rate=1.0, name="b")
 
 
 UNUSED = {"quick": "it is of no use here", "epochs": "it is a setting of another script"}

@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.dimensions import LOSSES, RECOMPUTE
 from fusedgpt.errors import UserError
-from fusedgpt.machine.memory import peak_bytes
 from model import GPT, GPTConfig
 from tests.conftest import LLAMA, ON_GPU_TOO
 
@@ -33,13 +32,7 @@ def test_each_document_is_computed_as_if_it_were_alone(attention):
 
 
 @pytest.mark.parametrize(
-    ("layers", "heads", "channels", "parameters"),
-    [
-        (12, 12, 768, 124_439_808),
-        (24, 16, 1024, 354_823_168),
-        (36, 20, 1280, 774_030_080),
-        (48, 25, 1600, 1_557_611_200),
-    ],
+    ("layers", "heads", "channels", "parameters"), [(12, 12, 768, 124_439_808), (48, 25, 1600, 1_557_611_200)]
 )
 def test_parameter_counts_of_gpt2_are_the_published_ones(layers, heads, channels, parameters):
     config = GPTConfig(vocab_size=50257, n_layer=layers, n_head=heads, n_embd=channels)
@@ -87,19 +80,15 @@ def test_weights_of_equal_shape_begin_equal_whatever_else_differs(changes):
     # one stream of numbers for all: another position or MLP gave every later weight other numbers
     def of(**fields):
         torch.manual_seed(0)
-        return GPT(GPTConfig(**TINY | fields)), GPT(GPTConfig(**TINY | fields))
+        return [GPT(GPTConfig(**TINY | fields)).state_dict() for _ in range(2)]
 
-    (one, second), (other, _) = (dict_of_two(models) for models in (of(), of(**changes)))
+    (one, second), (other, _) = of(), of(**changes)
     alike = [name for name, w in one.items() if name in other and other[name].shape == w.shape]
     assert "transformer.wte.weight" in alike and "transformer.h.1.attn.c_proj.weight" in alike
     assert all(torch.equal(one[name], other[name]) for name in alike)
     drawn = [name for name in one if one[name].dim() > 1 and name != "lm_head.weight"]
     assert not any(torch.equal(one[name], second[name]) for name in drawn)  # each model has its own
     assert len({one[name].flatten()[0].item() for name in drawn}) == len(drawn)  # and each of its weights
-
-
-def dict_of_two(models):
-    return [model.state_dict() for model in models]
 
 
 def test_dropout_is_after_the_embedding_and_after_each_branch():
@@ -171,56 +160,19 @@ def test_each_loss_equals_float64(loss, B, T, device, dtype, output):
     assert all((p.grad[101:] == 0).all() for p in (model.transformer.wte.weight, *model.lm_head.parameters()))
 
 
-def test_a_chunked_loss_holds_an_eighth_of_the_logits(device):
-    idx = torch.randint(0, 20_000, (8, 64), device=device)
-    peaks = {}
-    for loss in LOSSES:
-        model = GPT(GPTConfig(64, 20_000, n_layer=1, n_head=1, n_embd=8, loss=loss)).to(device)
-        model(idx, idx, logits=False)[1].backward()  # from here on the gradients are held
-        peaks[loss] = peak_bytes(lambda model=model: model(idx, idx, logits=False)[1].backward(), device)
-    logits = 8 * 64 * 20_000 * 4
-    assert peaks["whole"] > 2 * logits > 4 * peaks["chunked"]
-
-
 @pytest.mark.parametrize("family", [{}, LLAMA], ids=["GPT-2", "Llama"])
-def test_what_is_computed_again_is_the_same_to_the_bit_and_takes_less_memory(device, family):
+def test_what_is_computed_again_is_the_same_to_the_bit(device, family):
     # dropout has to be drawn again as it was: with another mask, training would go on with wrong gradients
-    idx = torch.randint(0, 65, (2, 256), generator=torch.Generator().manual_seed(0)).to(device)
-    found, peaks = {}, {}
+    idx, found = torch.randint(0, 65, (2, 64), generator=torch.Generator().manual_seed(0)).to(device), {}
     for recompute in RECOMPUTE:
-        config = GPTConfig(256, 65, 4, 4, 64, dropout=0.2, attention="manual", recompute=recompute, **family)
         torch.manual_seed(1)
+        config = GPTConfig(64, 65, 2, 4, 64, dropout=0.2, attention="manual", recompute=recompute, **family)
         model = GPT(config).to(device)
-
-        def step(model=model):
-            torch.manual_seed(2)
-            _, loss = model(idx, idx, logits=False)
-            loss.backward()
-            return loss
-
-        loss = step()
-        found[recompute] = [loss.detach(), *(p.grad.clone() for p in model.parameters())]
-        model.zero_grad(set_to_none=True)
-        peaks[recompute] = peak_bytes(step, device)
+        _, loss = model(idx, idx, logits=False)
+        loss.backward()
+        found[recompute] = [loss.detach(), *(p.grad for p in model.parameters())]
     for other in ("attention", "block"):
         assert all(map(torch.equal, found[other], found["none"]))
-    scores = 4 * 2 * 4 * 256 * 256  # bytes of B x nh x T x T in float32; a layer keeps two or three such
-    assert peaks["none"] - peaks["attention"] > 2 * 3 * scores  # of four layers, one is held at a time
-    assert peaks["attention"] > 1.2 * peaks["block"]
-
-
-def test_a_chunked_loss_stays_out_of_the_compiled_graph():
-    # compiled, all chunks were held at once: 8 x 1024 tokens took 2110 MiB instead of 1203
-    # the exact GELU: the tanh form's sigmoid would round to bfloat16 in a graph that runs operation by operation
-    model = GPT(GPTConfig(**TINY | dict(n_layer=1), vocab_multiple=64, activation="gelu", loss="chunked"))
-    idx, graphs = torch.randint(0, 101, (2, 32)), []
-    with torch.autocast("cpu", torch.bfloat16):
-        want = model(idx, idx, logits=False)[1]
-        compiled = torch.compile(model, backend=lambda graph, _: graphs.append(graph) or graph)
-        got = compiled(idx, idx, logits=False)[1]
-    got.backward()
-    torch.testing.assert_close(got, want)
-    assert len(graphs) == 1 and "cross_entropy" not in graphs[0].code
 
 
 @pytest.mark.parametrize("attention", ["manual", "math", "sdpa"])

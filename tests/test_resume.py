@@ -142,9 +142,8 @@ def test_a_profile_is_printed_and_is_of_the_run_that_made_it(tmp_path, data, cap
     run(tmp_path, data, profile=True, max_iters=1)
     assert "Self CPU time total" in capsys.readouterr().out
     old = (tmp_path / "trace.json").read_bytes()
-    run(tmp_path, data, profile=True, max_iters=1)
-    assert (tmp_path / "previous-1" / "trace.json").read_bytes() == old != (tmp_path / "trace.json").read_bytes()
     run(tmp_path, data, max_iters=1)
+    assert (tmp_path / "previous-1" / "trace.json").read_bytes() == old
     assert not (tmp_path / "trace.json").exists()
 
 
@@ -180,10 +179,9 @@ def test_a_resumed_run_takes_up_the_scaler_and_the_best_loss(tmp_path, finished,
 
 
 def test_the_evaluation_at_the_end_of_a_run_stays_if_the_run_trains_on(tmp_path, data, monkeypatch):
-    # it vanished from metrics.jsonl and TensorBoard unless the end was at an interval, though best.pt was its state
-    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    # it vanished from metrics.jsonl unless the end was at an interval, though best.pt was its state
     monkeypatch.setattr(samples, "NEW_TOKENS", 3)
-    options = dict(tensorboard_log=True, eval_interval=2, sample_interval=2, sample_prompts="!")
+    options = dict(eval_interval=2, sample_interval=2, sample_prompts="!")
     run(tmp_path, data, max_iters=3, **options)
     before = rows(tmp_path, "eval")
     for end, evaluated in ((5, [0, 2, 3, 4, 5]), (5, [0, 2, 3, 4, 5]), (6, [0, 2, 3, 4, 5, 6])):
@@ -191,20 +189,6 @@ def test_the_evaluation_at_the_end_of_a_run_stays_if_the_run_trains_on(tmp_path,
         for kind in ("eval", "sample"):
             assert [row["iter"] for row in rows(tmp_path, kind)] == evaluated
     assert rows(tmp_path, "eval")[:3] == before and [row["iter"] for row in rows(tmp_path)] == [*range(6)]
-    read = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert [event.step for event in read.Scalars("val/loss")] == evaluated
-
-
-def test_deterministic_holds_in_each_step(tmp_path, data, monkeypatch):
-    seen, step = [], train.train_step
-
-    def watched(*args):
-        seen.append(torch.are_deterministic_algorithms_enabled())
-        return step(*args)
-
-    monkeypatch.setattr(train, "train_step", watched)
-    run(tmp_path, data, deterministic=True, max_iters=2)
-    assert seen == [True, True]
 
 
 def test_finetuning_starts_from_hugging_face_weights(tmp_path, data, capsys):

@@ -1,6 +1,5 @@
 """What a run that goes on keeps, and what it says if it is given something else."""
 
-import hashlib
 import json
 import shutil
 
@@ -13,7 +12,6 @@ from fusedgpt.data import prepare
 from fusedgpt.errors import UserError
 from fusedgpt.runs import checkpoint
 from tests.conftest import (
-    LLAMA,
     as_nanogpt_wrote,
     assert_same_bytes,
     checkpoint_of,
@@ -33,12 +31,12 @@ def flagged(out_dir, data, *args):
 
 
 def from_its_end(data, folder):
-    """A copy of `data` whose validation text is read from its end, and the digests of both."""
+    """A copy of `data` whose validation text is read from its end."""
     mine = shutil.copytree(data, folder)
     was, ids = json.loads((mine / "meta.json").read_text()), np.fromfile(mine / "val.bin", "<u2")
     splits = {"train": [np.fromfile(mine / "train.bin", "<u2")], "val": [ids[::-1]]}
     prepare.write(mine, splits, "the same from its end", tokenizer="char", vocab_size=65, itos=was["itos"])
-    return mine, was["sha256"]["val"], hashlib.sha256(ids[::-1].tobytes()).hexdigest()
+    return mine
 
 
 def test_a_resumed_run_takes_its_settings_from_the_checkpoint(tmp_path, data):
@@ -90,18 +88,6 @@ def test_a_run_goes_on_with_its_activation(tmp_path, data, capsys, activation, r
     assert_same_bytes(weights(half), weights(whole))
 
 
-def test_a_llama_goes_on_as_one_and_not_as_what_is_asked_for(tmp_path, finished, data, capsys):
-    # weights decide the family: flags of another used to be nothing that a checkpoint knows
-    out = shutil.copytree(finished("llama"), tmp_path / "out")
-    run(out, data, max_iters=11, init_from="resume", **LLAMA | {"window": 3, "norm": "layernorm"})
-    said = capsys.readouterr().out
-    assert "window=8, as in the weights of init_from=resume" in said
-    assert "norm=rmsnorm, as in the weights of init_from=resume" in said
-    assert record(out)["settings"]["window"] == 8
-    for folder in (finished("llama"), out):
-        assert {name: checkpoint_of(folder)["extra_model_args"][name] for name in LLAMA} == LLAMA
-
-
 def test_a_resumed_run_takes_its_own_weight_decay_and_betas(done, data, capsys):
     # the optimizer's saved state holds them too, and used to win silently
     run(done, data, max_iters=11, init_from="resume", weight_decay=0.3, beta2=0.9)
@@ -123,7 +109,7 @@ def test_a_run_that_goes_on_with_another_text_says_so(tmp_path, done, data, caps
     # a text prepared anew, of the same size, was trained on without a word
     run(done, shutil.copytree(data, tmp_path / "copy"), max_iters=11, init_from="resume")
     assert "resuming with another" not in capsys.readouterr().out
-    mine, *_ = from_its_end(data, tmp_path / "mine")
+    mine = from_its_end(data, tmp_path / "mine")
     run(done, mine, max_iters=12, init_from="resume")
     assert capsys.readouterr().out.count("resuming with another val.bin: losses from here on cannot be compared") == 1
     # a loss on the other text stayed the best for ever
@@ -132,7 +118,7 @@ def test_a_run_that_goes_on_with_another_text_says_so(tmp_path, done, data, caps
 
 def test_a_finished_run_is_not_evaluated_on_another_text_as_if_it_were_its_own(tmp_path, done, data):
     # the last evaluation and the best checkpoint became another text's, and run.json still named the first
-    mine, _, _ = from_its_end(data, tmp_path / "data")
+    mine = from_its_end(data, tmp_path / "data")
     before = {file.name: file.read_bytes() for file in done.iterdir() if file.name != ".lock"}
     with pytest.raises(UserError, match=r"is done, and val\.bin of .* to evaluate on it, give --eval_only"):
         run(done, mine, init_from="resume")
@@ -141,16 +127,6 @@ def test_a_finished_run_is_not_evaluated_on_another_text_as_if_it_were_its_own(t
     assert before == {name: (done / name).read_bytes() for name in before}
     run(done, mine, init_from="resume", max_iters=11)
     assert len(rows(done)) == 11
-
-
-def test_a_best_loss_of_other_windows_is_forgotten(done, data, capsys):
-    # with another batch an evaluation reads other windows: a loss of easier ones stayed the best for ever
-    torch.save(checkpoint_of(done) | {"best_val_loss": 0.0, "best_iter": 5}, done / "ckpt.pt")
-    run(done, data, batch_size=8, eval_iters=2, max_iters=11, init_from="resume")  # as many
-    assert checkpoint_of(done)["best_val_loss"] == 0 and "mask or windows" not in capsys.readouterr().out
-    run(done, data, batch_size=8, eval_iters=4, max_iters=12, init_from="resume")
-    assert "mask or windows than before: losses do not compare, the next is the best" in capsys.readouterr().out
-    assert checkpoint_of(done)["best_val_loss"] == rows(done, "eval")[-1]["val_loss"]
 
 
 def test_a_run_trains_on_with_its_schedule(tmp_path, data):
@@ -172,34 +148,16 @@ def test_a_run_trains_on_with_its_schedule(tmp_path, data):
     assert rows(out)[-1]["lr"] == 1e-4
 
 
-def test_a_run_trains_on_with_the_config_file_that_named_a_longer_schedule(tmp_path, data):
-    # the file's schedule began then, at a higher learning rate than that of the last step
-    config = tmp_path / "c.py"
-    config.write_text("max_iters = 100\nlr_decay_iters = 100")
-    out = run(tmp_path / "out", data, max_iters=3, lr_decay_iters=3)
-    said = script(*flagged(out, data, config, "--max_iters=5")).stdout
-    assert "resuming with lr_decay_iters=5; it was 3: the schedule ends with the run (--lr_decay_iters=3" in said
-    assert rows(out)[-1]["lr"] == train.learning_rate(4, small(out, data, lr_decay_iters=5))
-    script(*flagged(out, data, config, "--max_iters=6", "--lr_decay_iters=100"))
-    assert record(out)["settings"]["lr_decay_iters"] == 100
-
-
 def test_a_run_that_makes_no_step_says_so_and_records_none(done, data, capsys):
-    # it timed kernels for seconds, printed its last line as if it had trained, and run.json and report.html said that
-    # it had been made with what it was given afterwards
-    before, losses = (done / "run.json").read_text(), rows(done, "eval")
+    # run.json and report.html said that it had been made with what it was given afterwards
+    before = (done / "run.json").read_text()
     again = dict(init_from="resume", learning_rate=1e-4, batch_size=8, eval_iters=1)
     run(done, data, **again)
     said = capsys.readouterr().out
     assert "all 10 iterations are done: raise --max_iters above that to train on" in said
     assert "not used, because there is no step to make: eval_iters=1, batch_size=8, learning_rate=0.0001" in said
-    assert "resuming with" not in said
-    assert (done / "run.json").read_text() == before and rows(done, "eval") == losses
     run(done, data, eval_only=True, **again)
-    assert (done / "run.json").read_text() == before and rows(done, "eval") == losses
-    capsys.readouterr()
-    run(done, data, max_iters=11, **again)
-    assert record(done)["settings"]["learning_rate"] == 1e-4 and "are done" not in capsys.readouterr().out
+    assert (done / "run.json").read_text() == before
 
 
 OUTSIDE = {  # settings of a checkpoint that reach outside of its folder, and what is said if they are not given again

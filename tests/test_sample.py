@@ -14,7 +14,6 @@ from fusedgpt.generation import auto, engines
 from fusedgpt.runs import checkpoint, run_folder
 from model import GPT
 from tests.conftest import as_nanogpt_wrote, checkpoint_of, hugging_face, rows
-from tests.launch import fails
 
 BYTES = {"tokenizer": "byte", "vocab_size": 256}
 
@@ -35,12 +34,6 @@ def drawn(run, capsys, **settings):
     return text.removesuffix("\n---------------\n").split("\n---------------\n")
 
 
-def timed(monkeypatch, *dtypes, words="prompt in float32; tokens in another"):
-    """Let `auto` choose these dtypes, for the prompt and for the tokens after it, one pair a call."""
-    pairs = iter(zip(dtypes[::2], dtypes[1::2]))
-    monkeypatch.setattr(engines, "fastest_dtypes", lambda *_: (next(pairs), words))
-
-
 def test_where_the_text_comes_from_what_was_chosen_and_how_fast_it_was_is_said(small_run, capsys):
     sample.main(quick(small_run, dtype="auto", max_new_tokens=9))
     said = capsys.readouterr()
@@ -49,10 +42,8 @@ def test_where_the_text_comes_from_what_was_chosen_and_how_fast_it_was_is_said(s
     losses = f"validation loss {row['val_loss']:.4f}, validation bits per byte {row['val_bits_per_byte']:.4f}"
     assert said.out.startswith(f"sampling from {path}, after {saved['iter_num']} iterations, {losses}\n!")
     kinds = "(float32|float16|bfloat16)"
-    prompt = rf"prompt in {kinds}( \(ms of layers: float32 [\d.]+, bfloat16 [\d.]+\))?"
-    tokens = rf"tokens after it in {kinds} \(ms of layers: float32 [\d.]+(, float16 [\d.]+)?, bfloat16 [\d.]+\)"
     again = rf"the same again: --dtype={kinds}( --decode_dtype={kinds})?"
-    assert re.search(rf"^{prompt}; {tokens}; {again}$", said.err, re.M), said.err
+    assert re.search(rf"^prompt in {kinds}.*; tokens after it in {kinds} .*; {again}$", said.err, re.M), said.err
     last = r"2 x 9 tokens in [\d.]+ s: [\d.,]+ tokens/s, the first after [\d.]+ s "
     assert re.search(rf"^{last}\(attention sdpa, prefill {kinds}, decode {kinds}, cpu\)$", said.err, re.M), said.err
 
@@ -66,7 +57,8 @@ def test_the_speeds_are_those_of_the_clock(small_run, capsys):
 
 def test_the_flags_that_auto_names_make_the_same_text(small_run, capsys, monkeypatch):
     # two runs of one seed draw two dtypes on a busy machine, and so two texts
-    timed(monkeypatch, torch.float32, torch.bfloat16)
+    words = "prompt in float32; tokens in another"
+    monkeypatch.setattr(engines, "fastest_dtypes", lambda *_: ((torch.float32, torch.bfloat16), words))
     monkeypatch.setattr(choose, "fastest", lambda *_, **__: ("math", {}))
     texts, lines = [], []
     for given in (dict(attention="auto"), dict(dtype="float32", decode_dtype="bfloat16", attention="math")):
@@ -79,15 +71,6 @@ def test_the_flags_that_auto_names_make_the_same_text(small_run, capsys, monkeyp
         "prompt in float32; tokens in another; the same again: --dtype=float32 --decode_dtype=bfloat16",
         "attention math; the same again: --attention=math",
     ]
-
-
-def test_a_kernel_is_tried_in_the_dtype_in_which_it_runs(small_run, monkeypatch):
-    # on a CPU the prompt's kernel was tried and compared in float32, though the prompt ran in bfloat16
-    timed(monkeypatch, torch.bfloat16, torch.float16)
-    tried, require = [], choose.require
-    monkeypatch.setattr(choose, "require", lambda name, case, *rest: tried.append(case) or require(name, case, *rest))
-    sample.main(quick(small_run, dtype="auto", attention="flash", max_new_tokens=3))
-    assert [(case.shape[2] > 1, case.dtype) for case in tried] == [(True, torch.bfloat16), (False, torch.float32)]
 
 
 def test_samples_are_as_many_and_as_long_as_asked_and_the_same_for_a_seed(small_run, capsys):
@@ -112,20 +95,6 @@ def test_temperature_0_and_top_k_1_are_greedy(small_run, capsys):
     greedy = drawn(small_run, capsys, temperature=0.0)
     assert greedy == drawn(small_run, capsys, temperature=0.0, top_k=0)
     assert greedy == drawn(small_run, capsys, top_k=1) == drawn(small_run, capsys, top_p=1e-6)
-
-
-def test_a_long_context_is_neither_allocated_nor_tried(finished, tmp_path, capsys):
-    # scores of a trial at 131,072 tokens would take 64 GiB a head
-    saved = checkpoint_of(finished("llama"), "best.pt")
-    saved["model_args"]["block_size"] = 131_072
-    torch.save(saved, tmp_path / "ckpt.pt")
-    assert [len(text) for text in drawn(tmp_path, capsys, attention="manual", max_new_tokens=30)] == [31, 31]
-
-
-def test_it_is_said_if_a_prompt_is_not_read_whole(small_run, capsys):
-    for length, said in ((16, False), (20, True)):
-        sample.main(quick(small_run, start=length * "!", max_new_tokens=2))
-        assert ("of the prompt's 20 tokens only the last 16 are read" in capsys.readouterr().err) == said
 
 
 def test_a_model_of_transformers_is_sampled_by_its_folder_alone(tmp_path, capsys):
@@ -182,20 +151,10 @@ def test_a_nanogpt_checkpoint_is_sampled_with_the_exact_gelu(small_run, tmp_path
         assert tokenizer.encode("!") == [0]
 
 
-def test_ids_that_the_model_has_not_are_refused(tmp_path):
-    hugging_face(tmp_path, n_layer=1, n_head=2, n_embd=32, n_positions=32, vocab_size=101)
-    sentence = fails("sample.py", f"--init_from={tmp_path}")
-    assert "the tokenizer (gpt2) has 50257 ids, the model 101: put the tokenizer.json or meta.json" in sentence
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (dict(temperature=-1.0), "temperature=-1.0"),
-        (dict(start="漢"), "the training text has no '漢'"),
         (dict(start="a\udcff"), r"the prompt 'a\\udcff' cannot be written in UTF-8"),  # was a traceback
-        (dict(init_from="gpt5"), "init_from='gpt5' is no GPT-2, .* that can be loaded"),
-        (dict(attention="cudnn"), "cudnn' cannot run on cpu .*on GPUs only"),
         (dict(attention="flex", compile=True, dtype="float32"), "FlexAttention cannot run inside a compiled model"),
     ],
     ids=str,

@@ -46,14 +46,7 @@ def test_ctrl_c_leaves_the_console_on_a_new_line(capsys):
     assert capsys.readouterr() == ("half a sam", "\n")
 
 
-@pytest.mark.parametrize(
-    ("name", "package"),
-    [
-        ("train.py", "torch"),
-        ("fusedgpt/__main__.py", "torch"),
-        ("data/shakespeare/prepare.py", "numpy"),
-    ],
-)
+@pytest.mark.parametrize(("name", "package"), [("train.py", "torch"), ("data/shakespeare/prepare.py", "numpy")])
 def test_without_the_environment_a_script_says_how_to_get_it(name, package):
     # "python train.py" before "source .venv/bin/activate" was a traceback that ended in No module named 'torch'
     prefix = [sys.executable, "-c", WITHOUT.format(package=package)]

@@ -42,12 +42,3 @@ def test_frequencies_are_transformers(theta, scaling):
     want, factor = make(theirs, device=torch.device("cpu"))
     assert factor == 1.0
     torch.testing.assert_close(rotary.frequencies(ours), want, rtol=1e-6, atol=0)
-
-
-def test_low_precision_keeps_its_dtype_and_is_turned_in_float32():
-    config = GPTConfig(**SHAPE)
-    x = torch.randn(1, 5, 2, 24, generator=torch.Generator().manual_seed(0)).bfloat16()
-    rotation = rotary.rotation(torch.arange(1000, 1005), config)
-    found = rotary.rotate(x, rotation)
-    assert found.dtype == torch.bfloat16
-    assert torch.equal(found, rotary.rotate(x.float(), rotation).bfloat16())

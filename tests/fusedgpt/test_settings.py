@@ -35,7 +35,6 @@ def test_help_does_not_import_pytorch():
         (dict(batch_size=0), "must be 1 or more"),
         (dict(dropout=float("nan")), "must be from 0 to just under 1"),
         (dict(learning_rate=-1.0), "must be 0 or more, and finite"),
-        (dict(minutes=0.0), "must be more than 0, and finite"),
     ],
     ids=str,
 )
@@ -48,9 +47,6 @@ def test_a_value_that_no_run_can_have_is_refused(setting, must):
     ("changes", "is_refused"),
     [
         (dict(min_lr=0.0, lr_decay_iters=5), True),  # it used to train on and learn nothing
-        (dict(min_lr=0.0, lr_decay_iters=5, schedule="wsd"), True),
-        (dict(min_lr=0.0, lr_decay_iters=10), False),
-        (dict(min_lr=1e-5, lr_decay_iters=5), False),
         (dict(min_lr=0.0, lr_decay_iters=5, schedule="constant"), False),
         (dict(min_lr=0.0, lr_decay_iters=5, decay_lr=False), False),
         (dict(min_lr=0.0, lr_decay_iters=5, minutes=1.0), False),  # they settle both numbers

@@ -4,11 +4,8 @@ import contextlib
 
 import pytest
 import torch
-from torch.amp import GradScaler
 
-from fusedgpt.data.dataloader import DataLoader
-from fusedgpt.parallel.distributed import Ranks
-from fusedgpt.training.nonfinite import explain, first_tensors
+from fusedgpt.training.nonfinite import first_tensors
 from model import GPT, GPTConfig
 
 
@@ -52,33 +49,3 @@ def test_the_first_gradient_in_the_order_of_the_backward(model):
 
     model.transformer.h[1].mlp.register_forward_hook(lambda module, inputs, output: Poison.apply(output))
     assert first(model).startswith("gradients: transformer.h.1.mlp.c_proj.bias, transformer.h.1.mlp.c_proj.weight")
-
-
-class Loader(DataLoader):
-    """Always the same batch, from no files; calls `told` with the micro-step."""
-
-    def __init__(self, told=lambda micro_step: None):
-        self.told = told
-
-    def train(self, iteration, micro_step):
-        self.told(micro_step)
-        x = torch.arange(8).view(1, 8)
-        return x, x + 1
-
-    def starts(self, iteration, micro_step):
-        return [100 * micro_step]
-
-
-def test_a_bad_micro_step_is_named_with_its_windows(model):
-    def poison(gradient):
-        return gradient * torch.nan if poisoned[0] else gradient
-
-    poisoned = [False]
-    model.transformer.h[1].mlp.register_forward_hook(
-        lambda module, inputs, output: output.register_hook(poison) and None
-    )
-    loader = Loader(lambda micro_step: poisoned.__setitem__(0, micro_step == 2))
-    how = (model, loader, 1, range(8), contextlib.nullcontext())
-    said = explain(*how, GradScaler("cpu", enabled=False), Ranks(), 0)
-    assert "in micro-step 2, whose windows begin at tokens 200" in said
-    assert explain(*how, GradScaler("cpu"), Ranks(), 0).startswith("a gradient overflowed in float16")

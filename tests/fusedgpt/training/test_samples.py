@@ -5,7 +5,6 @@ import signal
 import pytest
 
 from fusedgpt.errors import UserError
-from fusedgpt.generation import generate
 from fusedgpt.training import evaluation, samples
 from fusedgpt.training.samples import Prompts
 from tests.conftest import LLAMA, assert_same_bytes, rows, run, weights
@@ -32,27 +31,6 @@ def test_samples_are_logged_and_change_nothing_else(tmp_path, data, family):
     assert all(len(row["text"]) == 20 for row in found)
     assert found[0]["text"] != found[-2]["text"]
     assert_same_bytes(weights(tmp_path / "with"), weights(tmp_path / "without"))
-
-
-def test_a_resumed_run_has_each_sample_once(tmp_path, data):
-    run(tmp_path, data, max_iters=4, sample_interval=2, sample_prompts="!")
-    run(tmp_path, data, max_iters=6, sample_interval=2, sample_prompts="!", init_from="resume")
-    assert [row["iter"] for row in rows(tmp_path, "sample")] == [0, 2, 4, 6]
-
-
-def test_a_signal_is_seen_after_each_prompt(tmp_path, data, monkeypatch):
-    # with 50 prompts, a run that should stop went on for minutes, longer than a scheduler waits
-    new_tokens = generate.new_tokens
-
-    def stopped(*args):
-        signal.raise_signal(signal.SIGTERM)
-        return new_tokens(*args)
-
-    monkeypatch.setattr(generate, "new_tokens", stopped)
-    (tmp_path / "prompts.txt").write_text("!!\n#$%\n&\n")
-    with pytest.raises(SystemExit, match="143"):
-        run(tmp_path / "out", data, sample_interval=4, sample_prompts=f"FILE:{tmp_path / 'prompts.txt'}")
-    assert [row["prompt"] for row in rows(tmp_path / "out", "sample")] == ["!!"]
 
 
 @pytest.mark.parametrize("where", ["evaluate", "sample"])

@@ -30,14 +30,11 @@ def test_a_flag_that_no_rank_raises_is_not_read_as_one():
     assert raised == {"stopped"} and steps[0]["loss"] != steps[0]["loss"]
 
 
-def test_a_result_that_is_no_single_number_is_named():
-    with pytest.raises(UserError, match=r"returned 'norms' of shape \(3,\): a result is a single number"):
-        StepResults(Ranks()).add({"norms": torch.ones(3)}, {}, lr=0.1)
-
-
-def test_a_plain_number_counts_too_and_a_name_that_a_line_has_is_refused():
+def test_a_plain_number_counts_too_and_what_no_line_can_have_is_named():
     results = StepResults(Ranks())
     results.add({"loss": torch.tensor(2.0), "tokens": 7}, {}, lr=0.1)
     assert results.read() == ([{"lr": 0.1, "loss": 2.0, "tokens": 7.0}], set())
+    with pytest.raises(UserError, match=r"returned 'norms' of shape \(3,\): a result is a single number"):
+        results.add({"norms": torch.ones(3)}, {}, lr=0.1)
     with pytest.raises(UserError, match=r"returned 'iter', but metrics\.jsonl has that name"):
         results.add({"loss": torch.tensor(2.0), "iter": torch.tensor(1.0)}, {}, lr=0.1)

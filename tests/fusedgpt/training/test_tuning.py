@@ -61,24 +61,7 @@ def test_the_dtype_is_the_one_whose_step_is_quicker(model, monkeypatch, quick):
     assert all(p.grad is None and torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
-def test_a_step_is_timed_on_as_much_of_the_batch_as_takes_little(model, monkeypatch):
-    # a step of GPT-2 124M takes seconds in float32
-    taking(monkeypatch, bfloat16=1.0, float32=2.0)
-    monkeypatch.setattr(tuning, "LEAST_TOKENS", 1)
-    shapes = []
-    model.register_forward_pre_hook(lambda module, args: shapes.append(args[0].shape))
-    for flops in (1e15, 3 * 16 * model.config.flops_per_token, 5 * model.config.flops_per_token):
-        monkeypatch.setattr(tuning, "ENOUGH_FLOPS", flops)
-        settle(model)
-    assert [*dict.fromkeys(map(tuple, shapes))] == [(4, 16), (3, 16), (1, 5)]
-
-
 FORWARD = Case((4, 2, 16, 16), CPU, torch.bfloat16, backward=False)
-
-
-def test_ranks_that_share_a_model_have_no_weights_to_time_with(model):
-    shared = settle(model.to("meta"), attention="auto")
-    assert (shared.dtype, shared.dtype_trials) == (torch.bfloat16, {})
 
 
 BEFORE = {"attention": "math", "dtype": "float32", "compile": False}
@@ -117,31 +100,3 @@ def test_attention_is_chosen_for_each_dtype(model, monkeypatch):
     monkeypatch.setattr(tuning.choose, "choose", lambda name, case, **_: picks[case.dtype])
     chosen = settle(model, attention="auto")
     assert (chosen.attention, chosen.attention_trials) == ("flash", {"flash": {}})
-
-
-def test_a_kernel_that_was_named_must_run_compiled_if_the_run_is_compiled(model, monkeypatch):
-    # flex cannot run compiled on a CPU: `auto` knew that, a named kernel was not checked
-    asked = []
-    monkeypatch.setattr(
-        tuning.choose, "choose", lambda *_, compiled=False, **__: asked.append(compiled) or ("math", {})
-    )
-    monkeypatch.setattr(tuning, "resolve_compile", lambda wish, device: (wish is True, ""))
-    settle(model, attention="math", dtype="bfloat16", compile=True)
-    assert asked == [True]
-
-
-def test_a_kernel_must_run_the_attention_of_every_layer(model, monkeypatch):
-    # only the first layer's was looked at: a kernel without windows ended such a run in its first step
-    asked = []
-
-    def choose(name, *cases, **_):
-        asked.append([(case.window, case.dtype) for case in cases])
-        return "manual", {}
-
-    monkeypatch.setattr(tuning.choose, "choose", choose)
-    config = GPTConfig(block_size=16, n_layer=3, n_head=2, n_embd=32, window=4, window_pattern="LLS")
-    cases = Case.of_layers(config, 4, CPU, torch.bfloat16)
-    batch = (torch.zeros(4, 16, dtype=torch.long), torch.ones(4, 16, dtype=torch.long))
-    s = SimpleNamespace(attention="auto", dtype="float32", compile=False, deterministic=False)
-    tuning.settle(s, model, cases, batch, None)
-    assert asked == [[(None, torch.float32), (4, torch.float32)]]
