@@ -66,7 +66,7 @@ MISTAKES = [
     ("data/text/prepare.py --input={file} --tokenizer=bpe", "it can be byte, char, train:SIZE"),
     ("data/text/prepare.py --input={file} --val_fraction=20", "is not between 0 and 1"),
     # texts that cannot be read as they are
-    ("data/text/prepare.py --tokenizer=byte --out_dir={bins} {mail}", "name one, as in --text_column=body"),
+    ("data/text/prepare.py --tokenizer=byte --out_dir={bins} {mail}", "as in --text_column=body"),
     ("data/text/prepare.py --tokenizer=byte --out_dir={bins} {windows}", "it has zero bytes. Remove it, or say"),
     ("bench.py lader", "did you mean ladder?"),
     ("study.py config/quickstart.py --seeds=1..3", "did you mean seed?"),

@@ -14,7 +14,7 @@ import zlib
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from fusedgpt.data import prepare
-from fusedgpt.data.texts import name_of
+from fusedgpt.data.texts import name_of, require_there
 from fusedgpt.errors import UserError, one_sentence
 
 LEFT_OUT = {"test", "tests", "site-packages", "dist-packages", "idle_test", "__pycache__"}
@@ -29,6 +29,7 @@ def main():
     root = pathlib.Path(sysconfig.get_path("stdlib"))
     if args.input:
         root, name = args.input[0], name_of(args.input[0])
+        require_there(root)
     splits = {"train": [], "val": []}
     for file in sorted(root.rglob("*.py")):
         path = file.relative_to(root)

@@ -48,6 +48,17 @@ def stamp(path: pathlib.Path) -> list:
     return [str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns]
 
 
+def require_there(path: pathlib.Path) -> None:
+    """Raise UserError if `path` does not exist."""
+    how = "name a local file or folder"
+    if str(path).startswith(("http:", "https:")):
+        how = "download it first, and name the file"
+    elif "*" in path.name:
+        how = "leave out the quotation marks, so that the shell names the files"
+    if not path.exists():
+        raise UserError(f"--input={path} does not exist: {how}")
+
+
 def found(paths: Sequence[pathlib.Path], out_dir: pathlib.Path) -> list[pathlib.Path]:
     """The files to read, of those that `paths` name or contain. Prints what is left out.
 
@@ -56,13 +67,7 @@ def found(paths: Sequence[pathlib.Path], out_dir: pathlib.Path) -> list[pathlib.
     """
     files, left_out = {}, 0
     for path in paths:
-        if not path.exists():
-            how = "name a local file or folder"
-            if str(path).startswith(("http:", "https:")):
-                how = "download it first, and name the file"
-            elif "*" in path.name:
-                how = "leave out the quotation marks, so that the shell names the files"
-            raise UserError(f"--input={path} does not exist: {how}")
+        require_there(path)
         for file in [path] if path.is_file() else _inside(path, out_dir):
             if (file == path or (kind_of(file) and file.is_file())) and file.stat().st_size:
                 files.setdefault(file.resolve(), file)  # a document that is there twice could be in both splits

@@ -34,7 +34,7 @@ def other(root: pathlib.Path, named: str, folder: pathlib.Path) -> tuple[str, pa
         there = pathlib.Path(named).resolve()
         return safe(there.name), there, {"named": named, "commit": _said(there, "rev-parse", "HEAD")}
     sha = _said(root, "rev-parse", "--verify", "--end-of-options", f"{named}^{{commit}}")
-    if not sha:
+    if not sha or not sha.isalnum():  # such as ^HEAD
         takes = "It takes the folder of a clone, a branch, a tag or a commit, such as HEAD~1"
         raise UserError(f"against={shown(named)} is no commit of {root}, by git. {takes}")
     there = (folder / sha[:7]).resolve()

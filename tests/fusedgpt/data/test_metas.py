@@ -151,13 +151,10 @@ def test_pretrained_weights_go_on_with_their_own_ids_only(tmp_path, data, export
     with pytest.raises(UserError, match=r"stand for other texts than those that the weights were trained on"):
         run(tmp_path / "tuned", tmp_path / "other", **tuned)
     run(tmp_path / "tuned", data, **tuned)
-    for file, said in [  # as transformers leaves the model if it saves it again
-        ("meta.json", "were trained on the data's ids: tokenizer_json is not byte-level"),
-        ("tokenizer.json", "the data's ids: it has no tokenizer.json and no meta.json"),
-    ]:
+    for file in ("meta.json", "tokenizer.json"):  # as transformers leaves the model if it saves it again
         (hf / file).unlink()
         run(tmp_path / "tuned", tmp_path / "other", **tuned)
-        assert said in capsys.readouterr().out
+        assert "were trained on the data's ids: it has no tokenizer for GPTs" in capsys.readouterr().out
 
 
 def test_ids_of_files_that_cannot_be_downloaded_are_taken_to_be_the_same(monkeypatch):
