@@ -94,8 +94,7 @@ def test_two_versions_are_compared(tmp_path, data):
 
 
 def test_a_report_without_runs_or_outcomes_replaces_nothing(done, tmp_path):
-    folder = shutil.copytree(done[0], tmp_path / "study")
-    shutil.rmtree(folder / "runs")
+    folder = shutil.copytree(done[0], tmp_path / "study", ignore=shutil.ignore_patterns("runs"))
     verdict = (folder / "verdict.json").read_bytes()
     assert "is worse than" in script("study.py", "report", folder).stdout
     assert (folder / "verdict.json").read_bytes() == verdict

@@ -10,6 +10,6 @@ variants = {
     "Muon 8e-3": _muon,
     "AdamW 4e-3": _adamw | dict(learning_rate=4e-3),
     "AdamW 8e-3": _adamw | dict(learning_rate=8e-3),
-    "Muon 8e-3, batch 12": _muon | dict(batch_size=12),
+    "Muon 8e-3, batch 12": _muon | dict(batch_size=12),  # evaluated on as many windows as the others
     "Muon 8e-3, batch 12, cosine": _muon | dict(batch_size=12, schedule="cosine"),
 }

@@ -65,12 +65,6 @@ def server():
     shutil.rmtree(folder)
 
 
-def trials(server, folder):
-    """The trials of a study, by Optuna itself."""
-    url = server.url.replace("postgresql:", "postgresql+psycopg:")
-    return optuna.load_study(study_name=folder.name, storage=url).trials
-
-
 def wait_for_runs(folder, many):
     """Wait until so many runs have begun."""
     for _ in range(600):
@@ -98,8 +92,10 @@ def test_a_killed_worker_and_a_server_that_goes_away_cost_no_trial(tmp_path, ser
         gave_up += each.returncode != 0
     again = fakes.start(folder, code, *flags)
     assert again.wait(120) == 0, again.communicate()[0]
-    counted = [each for each in trials(server, folder) if each.state.name == "COMPLETE"]
-    assert len(counted) >= 8 and not [each for each in trials(server, folder) if each.state.name == "RUNNING"]
+    storage = server.url.replace("postgresql:", "postgresql+psycopg:")
+    trials = optuna.load_study(study_name=folder.name, storage=storage).trials  # by Optuna itself
+    counted = [each for each in trials if each.state.name == "COMPLETE"]
+    assert len(counted) >= 8 and not [each for each in trials if each.state.name == "RUNNING"]
     rows = (folder / "outcomes.jsonl").read_text().splitlines()
     names = [json.loads(row)["variant"] for row in rows]
     assert len(set(names)) == len(names) == len({each.user_attrs["variant"] for each in counted})  # nothing twice

@@ -1,8 +1,6 @@
 """A study that is killed again and again ends with the table of an unbroken one."""
 
-import os
 import signal
-import subprocess
 import sys
 import time
 
@@ -12,8 +10,7 @@ from fusedgpt.runs.metrics import Run
 from fusedgpt.studies import outcomes, report
 from tests.faults.processes import rng
 from tests.fusedgpt.studies import fakes
-from tests.fusedgpt.studies.test_runner import STUDY, plan
-from tests.launch import ROOT
+from tests.fusedgpt.studies.test_runner import plan, start
 
 pytestmark = [
     pytest.mark.slow,
@@ -22,11 +19,6 @@ pytestmark = [
 ]
 
 RATES = {f"learning_rate={rate}": {"learning_rate": rate} for rate in (0.01, 100.0)}
-
-
-def start(folder, code, pause):
-    command = [sys.executable, "-c", STUDY, folder, code]
-    return subprocess.Popen(command, env=os.environ | {"FAKE_PAUSE": str(pause)}, stdout=subprocess.DEVNULL, cwd=ROOT)
 
 
 def broken_off(folder, code, chance, kills):

@@ -20,9 +20,9 @@ from fusedgpt.studies import outcomes, report, runner, step_time
 from tests.launch import ROOT, script
 
 # The loss falls towards (log10(learning_rate) + 2)² + 1, plus a part that follows from the seed. A rate above 10
-# diverges, n_layer=13 is refused, n_layer=14 fills the disk. A step takes FAKE_PAUSE seconds for each layer. Before its
-# fourth step, a run sends the signal that a test has written to the file `signal` of its folder, once: to itself, or to
-# its study if the number is negative
+# diverges, n_layer=13 is refused, n_layer=14 fills the disk. A step takes FAKE_PAUSE seconds for each layer, and
+# says so if n_layer is given. Before its fourth step, a run sends the signal that a test has written to the file
+# `signal` of its folder, once: to itself, or to its study if the number is negative
 FAKE = """
 import json, math, os, pathlib, random, signal, sys, time
 
@@ -80,7 +80,9 @@ with open(path, "a", buffering=1) as file:
             sys.exit("error: 21 steps in a row had no finite gradient, the last at iteration 7")
         began = time.perf_counter()
         time.sleep(pause)
-        ms = 1e3 * (time.perf_counter() - began) if pause else 10.0 + seed
+        ms = 10.0 + seed
+        if "n_layer" in flags and pause:
+            ms = 1e3 * (time.perf_counter() - began)
         write(kind="train", iter=iteration, loss=loss(iteration), ms=ms, tokens_per_s=1e4, lr=rate)
 """
 

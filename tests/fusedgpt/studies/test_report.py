@@ -47,17 +47,14 @@ def test_no_difference_says_what_the_seeds_find(tmp_path):
     assert "; surely less than --matters=0.1; " in said
 
 
-@pytest.mark.parametrize(
-    ("other", "why"),
-    [
+def test_what_is_not_decided_says_why(tmp_path):
+    for other, why in [
         ({1: [4.0, math.nan], 2: [4.0, math.nan]}, "other diverged with 2 of 2 seeds"),
         ({1: [4.0, 2.0], 2: None}, "runs of the first 2 seeds are missing"),
         ({1: [4.0, 2.0]}, "one seed decides nothing"),
-    ],
-)
-def test_what_is_not_decided_says_why(tmp_path, other, why):
-    results = outcomes.read(study(tmp_path, {"base": {seed: [4.0, 2.0] for seed in other}, "other": other}))
-    assert report.sentences(results) == [f"no verdict on other: {why}"]
+    ]:
+        results = outcomes.read(study(tmp_path, {"base": {seed: [4.0, 2.0] for seed in other}, "other": other}))
+        assert report.sentences(results) == [f"no verdict on other: {why}"]
 
 
 def test_exploratory_is_said_everywhere(tmp_path):

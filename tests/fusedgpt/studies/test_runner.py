@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 
@@ -17,7 +18,7 @@ from fusedgpt.studies import design, outcomes, runner, versions
 from fusedgpt.studies.command import Request, StudySettings
 from tests.conftest import wait_for
 from tests.fusedgpt.studies import fakes
-from tests.launch import FORKS
+from tests.launch import ROOT
 
 RATES = {f"learning_rate={rate}": {"learning_rate": rate} for rate in (0.01, 0.1)}
 
@@ -129,7 +130,8 @@ def test_a_run_that_is_killed_is_resumed_after_the_others_and_fails_if_killed_ag
 
 
 STUDY = """
-import pathlib, sys
+import pathlib, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background would ignore it
 from fusedgpt.machine import files
 from fusedgpt.studies import design, runner
 folder, code = map(pathlib.Path, sys.argv[1:])
@@ -140,10 +142,9 @@ with files.lock(folder) as lock:
 """
 
 
-def study_of(*args):
-    sys.argv = ["study", *args]
-    os.environ["FAKE_PAUSE"] = "0.02"
-    exec(compile(STUDY, "study", "exec"), {})
+def start(folder, code, pause):
+    command = [sys.executable, "-c", STUDY, folder, code]
+    return subprocess.Popen(command, env=os.environ | {"FAKE_PAUSE": str(pause)}, stdout=subprocess.DEVNULL, cwd=ROOT)
 
 
 def is_gone(pid, seconds=10):
@@ -162,16 +163,14 @@ def test_no_run_outlives_a_study(tmp_path, number):
     folder, the_plan, runs = tmp_path / "study", plan(threads=1, max_iters=10_000), []
     the_plan.settled = {"attention": "manual", "dtype": "float32", "compile": False}
     the_plan.save(folder)
-    study = FORKS.Process(target=study_of, args=(folder, fakes.code(tmp_path / "code")))
-    study.start()
+    study = start(folder, fakes.code(tmp_path / "code"), 0.02)
     for job in runner.order(the_plan)[:2]:
         out_dir = outcomes.folder_of(folder, *job)
         wait_for(out_dir / "pid", 60)
         while runner.steps_of(out_dir) < 3:
             time.sleep(0.01)
         runs.append(int((out_dir / "pid").read_text()))
-    os.kill(study.pid, number)
-    study.join(60)
-    assert study.exitcode == (-number if number == signal.SIGKILL else 128 + number)
+    study.send_signal(number)
+    assert study.wait(60) == (-number if number == signal.SIGKILL else 128 + number)
     assert all(map(is_gone, runs)) and not outcomes.statuses(folder)
     assert int((out_dir / "ckpt.pt").read_text()) > 2  # the run has saved

