@@ -126,35 +126,31 @@ def restore_optimizer(saved: dict, optimizer: Optimizer, model: torch.nn.Module)
     groups = optimizer.state_dict()["param_groups"]  # weight decay and betas are settings of this run, not state
     names = {p: name for name, p in model.named_parameters()}
     _require_same_optimizer(saved, optimizer)
-    forms = _forms(optimizer)
-    try:
-        state = saved["optimizer"]["state"]
-        if not saved["iter_num"] and not state:
-            return  # the optimizer has no state before its first step
-        sizes = [len(group["params"]) for group in saved["optimizer"]["param_groups"]]
-        if sizes != [len(group["params"]) for group in groups]:
-            raise UserError(
-                f"the checkpoint trained {sum(sizes)} weights, and this model.py trains"
-                f" {sum(len(group['params']) for group in groups)}: export the run before you freeze or add weights"
-                " (python export.py OUT_DIR FOLDER), and begin a new one with --init_from=FOLDER"
-            )
-        # a parameter that had no gradient yet, such as a head that the loss skips, has no state
-        forms = {number: form for number, form in enumerate(forms) if number in state}
-        _require(state and state.keys() == forms.keys(), f"it has state of {len(state)} parameters, not {len(forms)}")
-        for number, (p, like) in forms.items():
-            found = {key: _form(value) for key, value in state[number].items()}
-            wanted = {key: _form(value) for key, value in like.items()}
-            _require(found == wanted, f"for {names[p]} it has {found}, not {wanted}")
-        # copy: the loaded tensors are mapped from the file
-        copies = {n: {key: _copy_like(value, p) for key, value in state[n].items()} for n, (p, _) in forms.items()}
-        optimizer.load_state_dict({"state": copies, "param_groups": groups})
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        if out_of_memory(error):
-            raise
+    state, theirs = saved["optimizer"]["state"], saved["optimizer"]["param_groups"]
+    if not saved["iter_num"] and not state:
+        return  # the optimizer has no state before its first step
+    then, now = ([len(group["params"]) for group in each] for each in (theirs, groups))
+    if then != now:
         raise UserError(
-            f"the optimizer's state in the checkpoint does not fit the model: {error}. Take another checkpoint, such as"
+            f"the checkpoint trained {sum(then)} weights, and this model.py trains {sum(now)}: export the run before"
+            " you freeze or add weights (python export.py OUT_DIR FOLDER), and begin a new one with --init_from=FOLDER"
+        )
+    # a parameter that had no gradient yet, such as a head that the loss skips, has no state
+    forms = {number: form for number, form in enumerate(_forms(optimizer)) if number in state}
+    fits, why = state and state.keys() == forms.keys(), f"it has state of {len(state)} weights"
+    for number, (p, like) in forms.items():
+        found = {key: _form(value) for key, value in state[number].items()}
+        wanted = {key: _form(value) for key, value in like.items()}
+        if found != wanted:
+            fits, why = False, f"for {names[p]} it has {found}, not {wanted}"
+    if not fits:
+        raise UserError(
+            f"the optimizer's state in the checkpoint does not fit the model: {why}. Take another checkpoint, such as"
             " best.pt beside it"
-        ) from error
+        )
+    # copy: the loaded tensors are mapped from the file
+    copies = {n: {key: _copy_like(value, p) for key, value in state[n].items()} for n, (p, _) in forms.items()}
+    optimizer.load_state_dict({"state": copies, "param_groups": groups})
 
 
 def _require_same_optimizer(saved, optimizer):

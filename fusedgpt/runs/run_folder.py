@@ -83,19 +83,17 @@ def remove_unused_shards(out_dir: pathlib.Path) -> None:
 
 def _first_whole(out_dir, path, say, **how):
     """The checkpoint in `path`, or else the latest of all that are whole."""
-    try:
+    with contextlib.suppress(UserError):
         return checkpoint.load(path, **how), path
-    except UserError as error:
-        wrong = str(error)
     others = [other for other in checkpoints(out_dir) if other != path]
     for other in sorted(others, key=_iteration, reverse=True):
         with contextlib.suppress(UserError):
             saved = checkpoint.load(other, **how)
-            say(f"{wrong}. Taking {other}, of iteration {saved['iter_num']}, instead")
+            say(f"{path} is damaged or gone. Taking {other}, of iteration {saved['iter_num']}, instead")
             return saved, other
     if is_transformers(out_dir):
-        wrong += f". {out_dir} is a model in Hugging Face's format: name it with --init_from={out_dir}"
-    raise UserError(wrong)
+        raise UserError(f"{out_dir} is a model in Hugging Face's format: name it with --init_from={out_dir}")
+    return checkpoint.load(path, **how), path  # raises the reason
 
 
 def _iteration(path):

@@ -142,10 +142,9 @@ def test_a_damaged_latest_falls_back_to_the_one_before(folder, capsys):
     saved, path = load_latest(folder)
     assert saved["iter_num"] == 5 and path == folder / "ckpt-5.pt"
     said = capsys.readouterr().out
-    assert "ckpt.pt is damaged" in said and f"Taking {path}, of iteration 5, instead" in said
+    assert f"ckpt.pt is damaged or gone. Taking {path}, of iteration 5, instead" in said
     (folder / "ckpt.pt").unlink()
     assert load_latest(folder)[0]["iter_num"] == 5
-    assert "ckpt.pt does not exist" in capsys.readouterr().out
     damage(folder / "ckpt-5.pt")
     with pytest.raises(UserError, match=r"ckpt\.pt does not exist"):
         load_latest(folder)
