@@ -12,10 +12,11 @@ import time
 from tqdm import tqdm
 
 from fusedgpt import terminal
-from fusedgpt.errors import UserError, first_line
+from fusedgpt.errors import first_line
 from fusedgpt.machine.files import Lines, Lock, atomic, json_line
-from fusedgpt.runs import report_page, run_folder, tracker
+from fusedgpt.runs import report_page, run_folder
 from fusedgpt.runs.metrics import TRAIN, read_metrics, record_of
+from fusedgpt.runs.tracker import WeightsAndBiases
 from fusedgpt.terminal import in_words
 
 SHOWN = 100  # characters of a sample on the console
@@ -52,7 +53,7 @@ class Logger:
         """Open metrics.jsonl, run.json, wandb and the bar at iteration `start`. `lock` is the lock of `out_dir`.
 
         A resumed run drops the metrics that it will log again. A new run moves an earlier run aside. Raises UserError
-        if wandb refuses, or if the folder cannot be written.
+        if the folder cannot be written.
         """
         lock.check()
         self.out_dir, self.record, self.lock, s, before = out_dir, record, lock, record["settings"], {}
@@ -66,7 +67,9 @@ class Logger:
         else:
             run_folder.set_aside(out_dir, self.say)
         self.evaluations = [row for row in rows if row["kind"] == "eval"]
-        self.tracker = tracker.start(s, record, before.get("wandb_id"), self.say)
+        if s["wandb_log"]:
+            self.tracker = WeightsAndBiases()
+            self._track("begin", s, record, before.get("wandb_id"))
         with atomic(path, "w") as file:
             file.writelines(map(json_line, rows))
         self.lines = Lines(path)
@@ -226,15 +229,11 @@ class Logger:
         return True
 
     def close(self) -> None:
-        """Close whatever was opened. Raises UserError if the last lines of metrics.jsonl, or run.json, are lost."""
+        """Close whatever was opened. Raises OSError if the last lines of metrics.jsonl are lost."""
         self.bar.close()
         if self.lines:
-            try:
-                self.lock.check()
-                self.lines.flush()
-                self._write_record()
-                self._write_report(running=False)
-            except OSError as error:
-                raise UserError(f"the last lines of {self.lines.path} are lost: {error}") from error
-            finally:
-                self._track("close")  # last: it may wait for a network
+            self.lock.check()
+            self.lines.flush()
+            self._write_record()
+            self._write_report(running=False)
+            self._track("close")  # last: it may wait for a network

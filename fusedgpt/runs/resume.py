@@ -1,5 +1,6 @@
 """How a run resumes: whether there is one, with which settings, and how its state is restored."""
 
+import contextlib
 import dataclasses
 import math
 import pathlib
@@ -141,13 +142,12 @@ def _trained_on(s, saved, say):
     """The meta of what the weights were trained on, as far as it is known."""
     if saved:
         return saved.get("meta") or dataset.UNKNOWN
-    why = "it has no tokenizer.json and no meta.json"
-    try:
+    with contextlib.suppress(UserError):
         if meta := tokenizer_json.own(s.init_from)[0]:
             return meta
-    except UserError as error:  # a tokenizer that no meta describes, such as WordPiece
-        why = str(error)
-    say(f"cannot tell whether the weights of {s.init_from} were trained on the data's ids: {why}")
+    say(
+        f"cannot tell whether the weights of {s.init_from} were trained on the data's ids: it has no tokenizer for GPTs"
+    )
     return dataset.UNKNOWN
 
 

@@ -219,11 +219,10 @@ class Run:
             self.logger.say(f"step {self.state.iteration}: no sample: {error}")
 
     def leave(self) -> None:
-        """Disconnect from the other ranks and close the logger. Raises UserError if one of the two fails."""
+        """Disconnect from the other ranks. Raises UserError if that fails."""
         # free DDP first: as the last holder of the process group, it would end the group itself and might hang
         self.state.parallel = None
         distributed.leave(self.ranks)
-        self.logger.close()
 
     def finish(self) -> None:
         """Save, and disconnect from the other ranks. After a signal, exit with 128 + its number.
@@ -239,6 +238,9 @@ class Run:
         for line in progress.lesson(self.logger.evaluations):
             self.logger.say(line)
         self.leave()
+        if checkpoints.failed:
+            raise checkpoints.failed
+        self.logger.close()
         checkpoints.close()
         if unsaved and not state.sound:
             raise UserError(

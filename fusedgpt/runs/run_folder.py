@@ -223,11 +223,9 @@ class Checkpoints:
         return f"resume from {self.out_dir / LATEST}, of iteration {latest}, {calmer}"
 
     def close(self) -> None:
-        """Release the folder. Raises UserError if the last save failed."""
+        """Release the folder."""
         if self.lock:
             self.lock.close()
-        if self.failed:
-            raise self.failed
 
 
 def _is_best(saved):

@@ -1,11 +1,7 @@
 """Sends the metrics of a run to Weights & Biases."""
 
 import html
-import importlib.util
 import uuid
-from collections.abc import Callable
-
-from fusedgpt.errors import UserError, first_line
 
 NANOGPTS = {"train_loss": "train/loss", "val_loss": "val/loss", "lr": "lr", "mfu": "mfu"}  # nanoGPT's names
 
@@ -25,36 +21,19 @@ def names(metrics: dict) -> dict[str, float]:
     return found
 
 
-def start(s: dict, record: dict, wandb_id: str | None, say: Callable[[str], None]) -> "WeightsAndBiases | None":
-    """The run of wandb that the settings `s` ask for. If wandb is not installed, `say` says so.
-
-    wandb_id: the id of the resumed run, whose curves go on; None: make a new id. `record` gets the id. Raises UserError
-    if wandb refuses.
-    """
-    if not s["wandb_log"]:
-        return None
-    # config/train_gpt2.py asks for wandb, and a run on a lent machine should not end because it is missing
-    if not importlib.util.find_spec("wandb"):
-        return say("wandb is not installed, so the run does not log to it: pip install wandb")
-    record["wandb_id"] = wandb_id or uuid.uuid4().hex[:8]
-    return WeightsAndBiases(s, record)
-
-
 class WeightsAndBiases:
-    """A run of wandb. Raises UserError if the package refuses."""
+    """A run of wandb. Any call may raise anything."""
 
-    def __init__(self, s: dict, record: dict):
+    def begin(self, s: dict, record: dict, wandb_id: str | None) -> None:
+        """Begin as the settings `s` say. `record`, the content of run.json, gets the id.
+
+        wandb_id: the id of the resumed run, whose curves go on; None: make a new id.
+        """
         import wandb
 
-        self.wandb = wandb
-        names = dict(project=s["wandb_project"], name=s["wandb_run_name"], id=record["wandb_id"])
-        try:
-            wandb.init(**names, resume="allow", config=record)
-        except wandb.errors.Error as error:
-            raise UserError(
-                f"wandb: {first_line(error)}. Run `wandb login`, set WANDB_MODE=offline, or turn it off with"
-                " --wandb_log=False"
-            ) from error
+        self.wandb, record["wandb_id"] = wandb, wandb_id or uuid.uuid4().hex[:8]
+        named = dict(project=s["wandb_project"], name=s["wandb_run_name"], id=record["wandb_id"])
+        wandb.init(**named, resume="allow", config=record)
 
     def log(self, metrics: dict) -> None:
         self.wandb.log({"iter": metrics["iter"], **names(metrics)}, step=metrics["iter"])

@@ -54,8 +54,8 @@ def test_a_disk_that_refuses_is_said_and_tried_again(tmp_path, monkeypatch):
         patch.setattr(checkpoint, "save", refused)
         it.save(state(10))
         it.save(state(15))
-    with pytest.raises(UserError, match="cannot write"):
-        it.close()
+    assert "cannot write" in str(it.failed)
+    it.close()
     assert [line.split(":")[0] for line in said] == ["NOT SAVED at iteration 10", "NOT SAVED at iteration 15"]
     assert read(tmp_path / "ckpt.pt")["iter_num"] == 5
     it = checkpoints_of(tmp_path, said.append)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from fusedgpt.runs import tracker
-from tests.conftest import flags, rows, small
+from tests.conftest import flags, record, rows, run, small
 from tests.launch import script
 
 
@@ -65,9 +65,9 @@ def in_wandbs_file(path):
     return found
 
 
-def test_a_run_goes_on_without_wandb_if_it_is_missing(monkeypatch):
+def test_a_run_goes_on_without_wandb_if_it_is_missing(tmp_path, data, monkeypatch, capsys):
     # config/train_gpt2.py logs to wandb: on a machine without it, training ended before its first step
     monkeypatch.setitem(sys.modules, "wandb", None)
-    said, record = [], {}
-    assert tracker.start(dict(wandb_log=True), record, None, said.append) is None and record == {}
-    assert said == ["wandb is not installed, so the run does not log to it: pip install wandb"]
+    run(tmp_path, data, wandb_log=True, max_iters=1)
+    assert capsys.readouterr().out.count("NOT LOGGED to wandb: ModuleNotFoundError: ") == 1
+    assert "wandb_id" not in record(tmp_path)
