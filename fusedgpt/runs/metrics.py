@@ -14,8 +14,7 @@ import numpy as np
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import read_jsonl
 
-# fields of each kind of line in metrics.jsonl beside `iter`: required ones, then all that figures know
-REQUIRED = {"train": ("loss",), "eval": ("train_loss", "val_loss"), "sample": ()}
+# fields of lines in metrics.jsonl beside `kind` and `iter`
 TRAIN = ("loss", "lr", "grad_norm", "ms", "tokens_per_s", "mfu", "peak_memory")
 EVAL = ("train_loss", "val_loss", "train_bits_per_byte", "val_bits_per_byte")
 MEANING = {  # {what can be drawn: the label of its axis}
@@ -26,20 +25,19 @@ MEANING = {  # {what can be drawn: the label of its axis}
     "tokens_per_s": "tokens per second",
     "memory": "peak memory (GiB)",
 }
-LARGEST = 1e300  # an axis cannot show larger values; only a run that diverged, or a damaged file, has them
 FROM_ZERO = ("tokens_per_s", "memory")  # axes that start at zero, because readers compare ratios
 
 
 def read_metrics(out_dir: str | pathlib.Path, kind: str | None = None) -> list[dict]:
     """A run's metrics.jsonl: all of it, or one `kind`, 'train', 'eval' or 'sample'. Raises UserError if there is none.
 
-    A number that was not finite is None. Lines that are damaged are left out.
+    A number that was not finite is None. A line that was cut short is left out.
     """
     path = pathlib.Path(out_dir) / "metrics.jsonl"
     if not path.exists():
         raise UserError(f"{path} does not exist: name the folder of a run")
     rows = read_jsonl(path, having=f'"{kind}"' if kind else "")
-    return [row for row in rows if _is_metrics(row) and kind in (None, row["kind"])]
+    return [row for row in rows if kind in (None, row["kind"])]
 
 
 def losses_at(out_dir: str | pathlib.Path, iteration: int) -> dict[str, str]:
@@ -60,18 +58,9 @@ def record_of(out_dir: str | pathlib.Path) -> dict:
     return {}
 
 
-def _is_metrics(row):
-    kind, it = row.get("kind"), row.get("iter")
-    if not isinstance(kind, str) or kind not in REQUIRED or type(it) is not int or not 0 <= it < 2**53:
-        return False
-    if kind == "sample":
-        return isinstance(row.get("prompt"), str) and isinstance(row.get("text"), str)
-    return all(isinstance(row.get(name, ""), (float, type(None))) for name in REQUIRED[kind])
-
-
 def number(value: Any) -> float:
     """`value` of a JSON file as a float: NaN if it is no number, or not finite."""
-    known = type(value) in (int, float) and -LARGEST <= value <= LARGEST
+    known = type(value) in (int, float) and math.isfinite(value)
     return float(value) if known else math.nan
 
 
@@ -172,7 +161,7 @@ def require_bits_per_byte(runs: list[Run], why: str) -> None:
 def _columns(rows, kind, names):
     """{name: its values in the lines of one `kind`, in the order of the iterations}, with `iter`."""
     rows = sorted((row for row in rows if row["kind"] == kind), key=lambda row: row["iter"])
-    return {name: np.array([number(row.get(name)) for row in rows]) for name in ("iter", *names)}
+    return {name: np.array([row.get(name) for row in rows], float) for name in ("iter", *names)}  # None becomes NaN
 
 
 def view(lines: list[Line], y: str) -> tuple[float, float]:
