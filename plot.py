@@ -28,7 +28,7 @@ from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.home import as_called
 from fusedgpt.machine.files import atomic
 from fusedgpt.runs import report_page
-from fusedgpt.runs.metrics import MEANING, Run, above, losses_in, names_of, require_bits_per_byte, view
+from fusedgpt.runs.metrics import MEANING, Run, above, losses_in, names_of, view
 from fusedgpt.runs.style import AXES, COLOURS, DPI, MARKERS, SUFFIXES, WIDTH, label_x, plain, time_unit, title
 
 LONGEST_NAME = 100  # bytes of a figure's file name that its runs take at most; file systems allow 255 in all
@@ -108,16 +108,13 @@ def draw_legend(figure, axes, beside: bool) -> None:
 def draw(runs: list[Run], path: pathlib.Path, y: str | None = None, x: str = "iterations") -> None:
     """Draw `y` of the `runs` to the file `path`. `y` is a key of MEANING, one of a run's `others`, or None for all.
 
-    A value that was not finite (null in metrics.jsonl) is a gap. Raises UserError if tokenizers differ and a run has no
-    bits per byte.
+    A value that was not finite (null in metrics.jsonl) is a gap.
     """
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
 
-    if y == "bits_per_byte":
-        require_bits_per_byte(runs, "--y=bits_per_byte needs evaluations in bits per byte")
     main = losses_in(runs) if y in (None, "loss") else y
     others = sorted({name for run in runs for name in run.others})
     small = () if y else ("lr", "grad_norm", "tokens_per_s", "memory", *others)

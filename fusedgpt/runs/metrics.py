@@ -115,14 +115,11 @@ class Run:
         """Where the state after `iters` steps lies on an axis: iterations, tokens, or time.
 
         tokens: the tokens trained on, if all steps had the run's last batch. time: seconds of the training steps,
-        without evaluations.
-        Raises UserError if run.json does not say how many tokens a step has.
+        without evaluations. NaN if run.json does not say how many tokens a step has.
         """
         if axis == "iterations":
             return iters
         if axis == "tokens":
-            if math.isnan(self.tokens_per_step):
-                raise UserError(f"{self.folder / 'run.json'} has no tokens_per_step: take --x=iterations or --x=time")
             return iters * self.tokens_per_step
         done = np.cumsum(np.nan_to_num(self.train["ms"])) / 1e3
         return np.interp(iters, np.append(0, self.train["iter"] + 1), np.append(0, done))
@@ -137,25 +134,11 @@ def names_of(runs: list[Run]) -> list[str]:
 def losses_in(runs: list[Run]) -> str:
     """The loss that compares the `runs`: 'loss', or 'bits_per_byte' if their tokenizers differ.
 
-    Tokenizers differ if a nat per token is a different number of bits per byte. If a run does not have this number,
-    vocabulary sizes are compared. Raises UserError if tokenizers differ and a run has no bits per byte.
+    They differ if a nat per token is another number of bits per byte, by more than the 1 % that other windows make.
     """
-    ratios = [run.bits_per_byte_of_a_nat for run in runs]
-    known = [ratio for ratio in ratios if math.isfinite(ratio)]
-    vocabularies = [number(section(run.record, "model").get("vocab_size")) for run in runs]
-    sizes = {size for size in vocabularies if math.isfinite(size)}
-    # sizes come second, because nanoGPT pads the vocabulary of the same tokenizer. Ratios may differ by 1 %, because
-    # evaluations over other windows see other text, whose tokens are slightly longer or shorter
-    if (len(known) == len(runs) or len(sizes) < 2) and max(known, default=1) <= 1.01 * min(known, default=1):
-        return "loss"
-    require_bits_per_byte(runs, "the tokenizers of these runs differ, so only bits per byte compare them")
-    return "bits_per_byte"
-
-
-def require_bits_per_byte(runs: list[Run], why: str) -> None:
-    """Raise UserError if the evaluations of a run have no bits per byte; `why` begins the message."""
-    if without := [str(run.folder) for run in runs if math.isnan(run.bits_per_byte_of_a_nat)]:
-        raise UserError(f"{why}, and metrics.jsonl of {', '.join(without)} has none: draw it alone, with --y=loss")
+    ratios = [run.bits_per_byte_of_a_nat for run in runs if math.isfinite(run.bits_per_byte_of_a_nat)]
+    differ = max(ratios, default=1) > 1.01 * min(ratios, default=1)
+    return "bits_per_byte" if differ else "loss"
 
 
 def _columns(rows, kind, names):

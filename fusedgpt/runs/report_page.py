@@ -36,10 +36,7 @@ def write(out_dir: str | pathlib.Path, running: bool = False) -> pathlib.Path:
 
 
 def compare(runs: list[Run], path: pathlib.Path) -> None:
-    """Write a page with several runs beside each other to the file `path`.
-
-    Raises UserError if their tokenizers differ and a run has no bits per byte, or if the disk refuses.
-    """
+    """Write a page with several runs beside each other to the file `path`. Raises UserError if the disk refuses."""
     loss = losses_in(runs)
     lead = f"<p class='lead'>{html.escape(headline(runs, loss))}</p>"
     with atomic(path) as file:

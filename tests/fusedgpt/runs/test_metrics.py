@@ -51,12 +51,11 @@ def test_what_some_steps_return_is_a_line_of_those_steps(tmp_path):
     assert line.iters.tolist() == [0, 4] and line.values.tolist() == [1.0, 3.0]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, "\x00", '{"tokens_per_step": "many"}', None])
+@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, None])
 def test_run_json_may_be_damaged(tmp_path, text):
     run_of(tmp_path, [step(0)])
     (tmp_path / "run.json").unlink() if text is None else (tmp_path / "run.json").write_text(text)
-    with pytest.raises(UserError, match="no tokens_per_step"):
-        Run(tmp_path).position(np.zeros(1), "tokens")
+    assert Run(tmp_path).record == {} and np.isnan(Run(tmp_path).position(np.zeros(1), "tokens")).all()
 
 
 def test_an_axis_of_tokens_or_time_says_what_was_done_before_a_step(tmp_path):
