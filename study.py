@@ -114,8 +114,7 @@ def outlook(plan: Design, folder: pathlib.Path, trials: int | None) -> str:
     kinds, many = f"{len(plan.variants)} variants", len(outcomes.left(folder, order(plan)))
     if trials:
         kinds, many = f"{trials} trials", trials * len(plan.seeds)
-    said = f"{kinds} × {len(plan.seeds)} seeds: {many} runs are left"
-    return f"{said}. What one takes, train.py --dry_run=True says"
+    return f"{kinds} × {len(plan.seeds)} seeds: {many} runs are left"
 
 
 def time_steps(plan: Design, roots: Roots, folder: pathlib.Path) -> None:

@@ -206,14 +206,14 @@ def build_model(s: Settings, meta: dict, saved: dict | None, ranks, device: torc
     return model, s
 
 
-def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: Logger) -> Run:
-    """The run that `s` describes, ready to step. Raises UserError for bad input."""
+def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: Logger, writes: bool = True) -> Run:
+    """The run that `s` describes, ready to step. writes: it locks out_dir. Raises UserError for bad input."""
     out_dir, micro_steps = pathlib.Path(s.out_dir), ranks.micro_steps(s.gradient_accumulation_steps)
 
     # data and weights
     folder, meta = find_data(s)
     prompts = samples.prompts(s, meta, ranks)
-    lock = files.lock(out_dir) if ranks.main and not (s.eval_only or s.dry_run) else None
+    lock = files.lock(out_dir) if writes and ranks.main and not s.eval_only else None
     saved = path = None
     if s.init_from == "resume":
         saved, path = run_folder.load_latest(out_dir, logger.say, whole=ranks.shards == 1)
@@ -315,9 +315,6 @@ def main(s: Settings) -> None:
         memory.reset_peak_memory(device)  # compilation, the rehearsal and the timing are over
         gc.collect()
         gc.freeze()  # freeze long-lived objects so that garbage collection does not stall a step
-        if s.dry_run:
-            budget.dry_run(run, step)
-            return run.leave()
         if not s.eval_only:
             run.open_log()
             run.stopped_by = catch_signals(ranks.main)

@@ -30,7 +30,6 @@ class Settings(Dimensions):
     eval_interval: int = 2000  # iterations (optimizer steps) between evaluations; each also saves a checkpoint
     eval_iters: int = 200  # batches of each split that an evaluation reads, always the same ones; 0: all of both splits
     eval_only: bool = False  # evaluate once and do not train
-    dry_run: bool = False  # make a few steps, say what a step and the whole run take, and write nothing
     profile: bool = False  # print a profile of one forward and backward; out_dir/trace.json is for ui.perfetto.dev
     log_interval: int = 10  # iterations between lines on the console; metrics.jsonl has every iteration
     always_save_checkpoint: bool = True  # False: save a checkpoint only if the validation loss improved, and at the end

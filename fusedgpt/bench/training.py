@@ -24,7 +24,7 @@ ON_A_CPU = dict(n_layer=4, n_head=4, n_embd=256, block_size=1024, batch_size=1)
 # fields of run.json that a row keeps
 RAN = ("attention", "dtype", "tf32", "compile", "cuda_graphs", "padded_vocab_size", "device")
 # train.py's settings that no kind uses: a contender is one process, which makes steps from scratch and nothing else
-UNUSED = ("max_iters", "minutes", "out_dir", "eval_only", "dry_run", "eval_iters", "eval_interval", "sample_interval")
+UNUSED = ("max_iters", "minutes", "out_dir", "eval_only", "eval_iters", "eval_interval", "sample_interval")
 UNUSED += ("sample_prompts", "always_save_checkpoint", "keep_checkpoints", "log_interval", "check_interval", "profile")
 UNUSED += ("max_bad_steps", "wandb_log", "wandb_project", "wandb_run_name", "init_from")
 UNUSED += ("backend", "parallel", "shard_size", "timeout")
@@ -34,7 +34,7 @@ def settings(s) -> Settings:
     """train.py's settings in those of a kind. A dtype "auto" becomes the hardware's fastest, not that of a trial."""
     shared = {field.name: getattr(s, field.name) for field in dataclasses.fields(Settings) if hasattr(s, field.name)}
     dtype = dtype_name(resolve_dtype(s.dtype, resolve_device(s.device)))
-    return Settings(**shared | {"dtype": dtype, "dry_run": True, "max_seconds": None})
+    return Settings(**shared | {"dtype": dtype, "max_seconds": None})
 
 
 def cases(s) -> list[Case]:
@@ -56,7 +56,7 @@ def build(s) -> tuple[Turn, dict]:
     Raises UserError if it cannot train here.
     """
     s, ranks, device = train.join(settings(s))
-    run = train.build(s, ranks, device, Logger(ranks.main))
+    run = train.build(s, ranks, device, Logger(ranks.main), writes=False)
     record = run.record
 
     def step():

@@ -1,4 +1,4 @@
-"""What a run takes, by a few of its own steps and a part of an evaluation: `dry_run` says it, `minutes` keeps to it."""
+"""A run of so many minutes: what it takes, by a few of its own steps and a part of an evaluation."""
 
 import bisect
 import contextlib
@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from fusedgpt.errors import UserError
-from fusedgpt.machine import memory
 from fusedgpt.parallel.distributed import local
-from fusedgpt.runs.progress import STEPS_OF_AN_ESTIMATE, Cost
+from fusedgpt.runs.progress import Cost
 from fusedgpt.runs.resume import SETTLED
 from fusedgpt.settings import Settings
 from fusedgpt.terminal import in_words
@@ -22,22 +21,6 @@ from fusedgpt.terminal import in_words
 SHARE = 0.03
 LONGEST_S = 20.0  # and no longer than this
 MOST_ITERATIONS = 10**9
-
-
-def dry_run(run: Any, step: Callable) -> None:
-    """Make a few steps and a part of an evaluation; say what they take, and how long the whole run would take.
-
-    With eval_only it makes no steps. run: a Run of fusedgpt/runs/run.py. step: makes one step.
-    """
-    s, say, start = run.s, run.logger.say, run.state.iteration
-    if s.eval_only:
-        run.losses(s.batch_size)  # the first call loads kernels
-        said = f"estimate: {in_words(_evaluation_s(run))} to evaluate"
-    else:
-        said = _measured(run, step, STEPS_OF_AN_ESTIMATE).estimate(start, s)
-    say(f"memory: {memory.peak_memory(run.state.clock.device) / 2**30:.2f} GiB at the peak")
-    say(said)
-    say("this was a dry run: nothing was written")
 
 
 def settle(run: Any, step: Callable, began: float) -> None:
@@ -52,7 +35,7 @@ def settle(run: Any, step: Callable, began: float) -> None:
         return
     run.logger.status("timing steps and an evaluation")
     with undone(run):
-        cost = _measured(run, step, 2, min(SHARE * 60 * s.minutes, LONGEST_S))
+        cost = _measured(run, step, min(SHARE * 60 * s.minutes, LONGEST_S))
     spent = time.perf_counter() - began
     fit = most_iterations(60 * s.minutes - spent, cost, s)
     n = run.ranks.broadcast(max(1, fit))  # each rank has timed its own steps
@@ -102,17 +85,17 @@ def undone(run: Any) -> Iterator[None]:
     state.batch = next(state.batches)
 
 
-def _measured(run, step, least, seconds=0.0):
-    """The Cost of a run, by `least` steps or as many as take `seconds`, and a part of an evaluation as long."""
-    step_ms = _step_ms(run, step, least, seconds)
+def _measured(run, step, seconds):
+    """The Cost of a run, by as many steps as take `seconds`, and a part of an evaluation as long."""
+    step_ms = _step_ms(run, step, seconds)
     evaluation_s, began = _evaluation_s(run, seconds), time.perf_counter()
     with contextlib.suppress(UserError):  # a few steps may be enough to diverge, and then there is no sample
         run.draw()
     return Cost.of(step_ms, evaluation_s, time.perf_counter() - began)
 
 
-def _step_ms(run, step, least, seconds):
-    """Milliseconds of each of `least` steps, or of as many as take `seconds`."""
+def _step_ms(run, step, seconds):
+    """Milliseconds of each of as many steps as take `seconds`, at least two."""
     state = run.state
 
     def make(steps):
@@ -124,11 +107,11 @@ def _step_ms(run, step, least, seconds):
         return state.clock.read()
 
     first = make(2)
-    more = max(least - 2, round(1e3 * seconds / first[-1]))
-    return first + make(run.ranks.broadcast(more))  # all ranks make the same steps, because they wait for each other
+    more = run.ranks.broadcast(round(1e3 * seconds / first[-1]))
+    return first + make(more)  # all ranks make the same steps, because they wait for each other
 
 
-def _evaluation_s(run, seconds=0.0):
+def _evaluation_s(run, seconds):
     """Seconds of an evaluation, by a part of it: one batch of each split, or as many as take `seconds`."""
     batches, windows = run.loader.evaluation_batches, run.s.eval_iters * run.s.batch_size
 

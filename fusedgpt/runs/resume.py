@@ -18,7 +18,7 @@ from fusedgpt.settings import STARTS, Settings, validate
 
 SETTLED = ("max_iters", "lr_decay_iters")  # settings that `minutes` sets
 # settings that a resumed run does not take over
-NOT_RESUMED = ("init_from", "out_dir", "eval_only", "dry_run", "profile")
+NOT_RESUMED = ("init_from", "out_dir", "eval_only", "profile")
 # settings that a process has used before it reads the checkpoint
 IN_USE = ("device", "backend", "timeout", "parallel", "shard_size", "deterministic")
 
@@ -110,7 +110,7 @@ def keep_settled(s: Settings, saved: dict, say: Say) -> Settings:
 
 def keep_finished(s: Settings, saved: dict, say: Say) -> Settings:
     """`s`, but if the run of `saved` has no step left to make, with the settings that it was made with."""
-    if saved["iter_num"] < s.max_iters or s.eval_only or s.dry_run:
+    if saved["iter_num"] < s.max_iters or s.eval_only:
         return s
     say(f"all {saved['iter_num']} iterations are done: raise --max_iters above that to train on")
     others = {*NOT_RESUMED, *IN_USE, *reaching_out(saved["config"])}

@@ -79,7 +79,7 @@ class Run:
     @property
     def trace(self) -> pathlib.Path | None:
         """Where the rehearsal writes its profile, until the folder is open; None if it writes none."""
-        writes = self.ranks.main and not (self.s.eval_only or self.s.dry_run)
+        writes = self.ranks.main and not self.s.eval_only
         return self.checkpoints.out_dir / ".trace.json" if self.s.profile and writes else None
 
     def open_log(self) -> None:

@@ -23,7 +23,7 @@ SET_BY_THE_STUDY = {
     "max_seconds": "it would end runs at different iterations of their schedules: give --minutes to each run",
 }
 # settings that take one value for the whole study: they change what a run keeps and says, not what it learns
-SHARED = ("dry_run", "profile", "log_interval", "keep_checkpoints", "always_save_checkpoint", "sample_interval")
+SHARED = ("profile", "log_interval", "keep_checkpoints", "always_save_checkpoint", "sample_interval")
 SHARED += ("sample_prompts", "wandb_log", "wandb_project", "wandb_run_name", "backend", "timeout")
 SHARED += ("minutes",)
 
@@ -84,7 +84,7 @@ def read(args: list[str], description: str) -> Request:
     unused = SET_BY_THE_STUDY | {"variants": "a config file names variants"}
     both = dataclasses.asdict(configure(AllSettings(), plain, description, unused))
     study = StudySettings(**{name: both[name] for name in OWN})
-    shared = Settings(**{field.name: both[field.name] for field in dataclasses.fields(Settings)} | {"dry_run": False})
+    shared = Settings(**{field.name: both[field.name] for field in dataclasses.fields(Settings)})
     _require_once([name for flag in flags for name in flag.removeprefix("--").partition("=")[0].split(",")])
     seeds = [shared.seed]
     axes = [axis for axis in (_named(file, shared) for file in files) if axis]

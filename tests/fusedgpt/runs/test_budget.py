@@ -171,11 +171,3 @@ def test_a_run_takes_about_its_minutes(tmp_path, data):
     run(tmp_path, data, minutes=0.05, eval_interval=100, dropout=0.1)
     assert 1 < time.perf_counter() - began < 40  # load may come after the timing
     assert len(rows(tmp_path)) > 1
-
-
-@pytest.mark.usefixtures("at_most_12")
-def test_a_dry_run_says_what_would_be_settled_and_writes_nothing(tmp_path, data, capsys):
-    run(tmp_path / "out", data, minutes=60.0, dry_run=True)
-    said = capsys.readouterr().out
-    assert "minutes=60: 12 steps" in said and "--max_iters=12" in said and ": 12 steps of " in said
-    assert not (tmp_path / "out").exists()

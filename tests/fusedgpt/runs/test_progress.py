@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-import train
 from fusedgpt.machine.device import graphs_compiled
 from fusedgpt.runs import progress
 from fusedgpt.runs.run import Run
@@ -127,28 +126,8 @@ def test_a_step_is_reported_for_a_sample_or_after_a_silence(tmp_path, data, monk
     assert progress.is_reported(done, s, silent_s) == reported
 
 
-def test_a_dry_run_says_what_a_run_takes_and_writes_nothing(tmp_path, data, capsys):
-    out_dir = run(tmp_path / "out", data, max_iters=2000, dry_run=True)
-    said = capsys.readouterr().out
-    assert "tokens per iteration: 64" in said and "parameters" in said
-    assert "GiB at the peak\n" in said
-    assert "estimate: " in said and "2,000 steps of " in said and ", and 401 evaluations of " in said
-    assert "iter 0" not in said and not out_dir.exists()
-
-
-def test_a_dry_run_of_an_evaluation_makes_no_steps(tmp_path, data, monkeypatch, capsys):
-    # it made six steps, but estimated the time of 600,000
-    monkeypatch.setattr(train, "train_step", lambda *_: pytest.fail("a step"))
-    run(tmp_path, data, dry_run=True, eval_only=True, sample_interval=1, sample_prompts="!")
-    said = capsys.readouterr().out
-    assert re.search(r"estimate: \S+ s to evaluate\n", said) and "steps of" not in said
-    run(tmp_path, data, eval_only=True, sample_interval=1, sample_prompts="!")  # it drew a sample, too
-    assert ": sample " not in capsys.readouterr().out
-
-
 @pytest.mark.slow  # it compiles
-@pytest.mark.parametrize(("dry_run", "windows"), [(False, [4, 16, 16, 16]), (True, [4, 4])])
-def test_the_time_of_no_evaluation_has_the_compilers(tmp_path, data, monkeypatch, dry_run, windows):
+def test_the_time_of_no_evaluation_has_the_compilers(tmp_path, data, monkeypatch):
     # the estimate of a compiled run counted the compiler's seconds again for each batch that is left
     evaluate, calls = evaluation.evaluate, []
 
@@ -159,8 +138,8 @@ def test_the_time_of_no_evaluation_has_the_compilers(tmp_path, data, monkeypatch
         return losses
 
     monkeypatch.setattr(evaluation, "evaluate", watched)
-    run(tmp_path, data, compile=True, dry_run=dry_run)
-    assert calls == [(windows[0], True), *((each, False) for each in windows[1:])]
+    run(tmp_path, data, compile=True)
+    assert calls == [(4, True), (16, False), (16, False), (16, False)]
 
 
 def test_after_the_last_step_nothing_is_estimated_and_the_times_say_of_how_many_steps_they_are(tmp_path, data, capsys):
