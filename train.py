@@ -103,7 +103,7 @@ def train_step(state: TrainState, s: Settings, micro_steps: range) -> dict[str, 
 def training_loop(run: Run) -> None:
     """Step until max_iters, the run's deadline or a signal; evaluate, report and save on the way."""
     s, state, ranks = run.s, run.state, run.ranks
-    time_is_up, alone, reported_at = False, ranks.world == 1, time.perf_counter()
+    time_is_up, alone = False, ranks.world == 1
     while True:
         last = state.iteration >= s.max_iters or time_is_up or s.eval_only
         evaluates = state.iteration % s.eval_interval == 0 or last
@@ -130,9 +130,7 @@ def training_loop(run: Run) -> None:
         state.results.add(results, flags, lr=state.optimizer.param_groups[0]["lr"])  # what the step has used
         state.clock.stop()
         state.iteration += 1
-        silent_s = time.perf_counter() - reported_at if alone and state.clock.device.type == "cpu" else 0.0
-        if is_reported(state.iteration, s, silent_s) or (alone and any(flags.values())):
-            reported_at = time.perf_counter()
+        if is_reported(state.iteration, s) or (alone and any(flags.values())):
             time_is_up, signalled = run.report()  # if the time is up, the next round evaluates and is the last
             if signalled:
                 return

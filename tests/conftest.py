@@ -2,7 +2,6 @@
 
 import functools
 import json
-import math
 import os
 import pathlib
 import shutil
@@ -50,7 +49,6 @@ from fusedgpt.data import prepare, tokenizer
 from fusedgpt.errors import UserError
 from fusedgpt.machine import flops, memory
 from fusedgpt.machine.device import why_no_compiler
-from fusedgpt.runs import progress
 
 OFFLINE_BPE = ROOT.parent / "shared" / "data" / "tiktoken_cache"  # if it exists, tests of GPT-2's BPE need no network
 if OFFLINE_BPE.exists():
@@ -113,7 +111,6 @@ THREADS = torch.get_num_threads()
 def _as_it_was(monkeypatch):
     """No test leaves a setting of PyTorch or a signal handler behind for the next."""
     monkeypatch.setattr(flops, "peak_flops", MEASURED_ONCE)
-    monkeypatch.setattr(progress, "LONGEST_SILENCE_S", math.inf)  # when steps are read must not depend on the machine
     monkeypatch.setattr(memory, "keep_freed_memory", lambda keep: None)  # it cannot be undone in this process
     with as_it_was():
         yield

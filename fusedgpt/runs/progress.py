@@ -18,7 +18,6 @@ from fusedgpt.terminal import in_words
 from fusedgpt.training import tuning
 from fusedgpt.training.optimizer import learning_rate
 
-LONGEST_SILENCE_S = 2.0  # on a CPU, a slow run updates its bar about this often
 STEPS_OF_AN_ESTIMATE = 6  # steps after which the run says how long it will take
 RECENT = 100  # steps that tell how long a step takes; of fewer, the later half
 OVERFITS = 0.01  # a validation loss that rose by this share, while the training loss fell by as much, is said
@@ -106,13 +105,10 @@ def run_record(s: Settings, model: Any, device, ranks: distributed.Ranks, chosen
     }
 
 
-def is_reported(done: int, s: Settings, silent_s: float) -> bool:
-    """Whether to report after `done` steps, because a line is due or because what comes next needs the results.
-
-    silent_s: seconds since the last report on a single CPU process, where a report waits for nothing; otherwise 0.
-    """
+def is_reported(done: int, s: Settings) -> bool:
+    """Whether to report after `done` steps, because a line is due or because what comes next needs the results."""
     needed = (done % s.check_interval, done % s.eval_interval, done % (s.sample_interval or done + 1))
-    return silent_s > LONGEST_SILENCE_S or (done - 1) % s.log_interval == 0 or 0 in needed or done == s.max_iters
+    return (done - 1) % s.log_interval == 0 or 0 in needed or done == s.max_iters
 
 
 @dataclasses.dataclass(frozen=True)

@@ -118,12 +118,12 @@ def test_the_end_of_a_run_of_days_has_its_date(tmp_path, data, monkeypatch):
         assert any(end in line for end in ends)
 
 
-@pytest.mark.parametrize(("done", "silent_s", "reported"), [(4, 0.0, False), (4, 9.0, True), (8, 0.0, True)])
-def test_a_step_is_reported_for_a_sample_or_after_a_silence(tmp_path, data, monkeypatch, done, silent_s, reported):
-    # with log_interval=50, a slow CPU used to say nothing for minutes
-    monkeypatch.setattr(progress, "LONGEST_SILENCE_S", 2.0)
+@pytest.mark.parametrize(
+    ("done", "reported"), [(4, False), (8, True), (50, True), (51, True), (99, False), (100, True)]
+)
+def test_a_step_is_reported_for_a_line_a_sample_an_evaluation_or_the_end(tmp_path, data, done, reported):
     s = small(tmp_path, data, max_iters=100, eval_interval=50, log_interval=50, sample_interval=8)
-    assert progress.is_reported(done, s, silent_s) == reported
+    assert progress.is_reported(done, s) == reported
 
 
 @pytest.mark.slow  # it compiles
