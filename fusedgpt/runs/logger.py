@@ -1,6 +1,5 @@
 """What a run says: lines above a bar, metrics.jsonl, run.json, report.html, and wandb."""
 
-import contextlib
 import json
 import math
 import os
@@ -21,15 +20,7 @@ from fusedgpt.terminal import in_words
 
 SHOWN = 100  # characters of a sample on the console
 SHARE_OF_REPORTS = 0.01  # spend at most this share of the time on report.html, which takes longer as the run grows
-REDRAWN_AFTER = 0.1  # seconds that the bar keeps a text at least
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix}"  # for tqdm, which cuts off what does not fit
-
-
-def columns() -> int:
-    """The columns that the bar may fill. It leaves two free, because a terminal shows a Ctrl-C as ^C behind it."""
-    with contextlib.suppress(OSError, ValueError):  # no terminal
-        return max(1, os.get_terminal_size(sys.stderr.fileno()).columns - 2)
-    return 78
 
 
 class Logger:
@@ -45,8 +36,9 @@ class Logger:
         self.evaluations = []  # rows of metrics.jsonl, also from before this start
         self.prompts = {}  # {prompt: its number} of those that had a sample
         self.refused = False  # whether the disk refuses metrics.jsonl
-        self.bar = tqdm(disable=not (main and sys.stderr.isatty()), leave=False, bar_format="{desc}")
-        self.doing, self.drawn, self.facts = "", 0.0, ""  # what the bar says, and when that last changed
+        shown = main and sys.stderr.isatty()
+        self.bar = tqdm(disable=not shown, leave=False, dynamic_ncols=True, bar_format="{desc}")
+        self.facts = ""  # at the end of the bar
         self.report_due = 0.0  # when report.html may be written again
 
     def open(self, out_dir: pathlib.Path, start: int, record: dict, lock: Lock) -> None:
@@ -133,11 +125,7 @@ class Logger:
         self.bar.close()  # or the sentence of an error would begin behind it
 
     def status(self, doing: str) -> None:
-        """Show on a terminal what the run is doing. "evaluating, batch 3 of 40" is not shown for each batch."""
-        what, before = doing.partition(",")[0], self.doing.partition(",")[0]
-        if what == before and time.monotonic() - self.drawn < REDRAWN_AFTER:
-            return
-        self.doing, self.drawn, self.bar.ncols = doing, time.monotonic(), columns()
+        """Show on a terminal what the run is doing."""
         self.bar.set_description_str(doing)
 
     def ends_in(self, seconds: float) -> None:

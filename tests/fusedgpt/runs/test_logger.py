@@ -7,7 +7,6 @@ import math
 import os
 import re
 import select
-import sys
 import types
 
 import pytest
@@ -103,17 +102,14 @@ def test_the_page_takes_its_share_of_the_time(tmp_path, monkeypatch, clock):
     assert began == [1000, 1500, 2000, 2500]  # 5 seconds each, a hundredth of the time
 
 
-def on_a_terminal(columns, settings, interrupt_at=None):
-    """All that train.py wrote on a terminal of so many columns, and its status. At some text, Ctrl-C is pressed."""
+def on_a_terminal(columns, settings):
+    """All that train.py wrote on a terminal of so many columns, and its status."""
     with on_terminal("train.py", *flags(settings), columns=columns) as (child, keys):
         shown = b""
         while child.is_alive() or select.select([keys], [], [], 0)[0]:
             if select.select([keys, child.sentinel], [], [])[0][0] != keys:
                 continue
             shown += os.read(keys, 10_000)
-            if interrupt_at and interrupt_at in shown:
-                os.write(keys, b"\x03")
-                interrupt_at = None
         return shown.decode(), child.exitcode
 
 
@@ -149,42 +145,12 @@ def test_an_error_does_not_begin_behind_the_bar(tmp_path, data):
     assert next(row for row in rows_left(shown) if "error: " in row).startswith("error: attention='flash' cannot train")
 
 
-def test_ctrl_c_leaves_no_bar_behind(tmp_path, data):
-    # the bar stayed above "SIGINT: stopping", and the ^C of the terminal began a row of its own
-    endless = small(tmp_path, data, max_iters=10**6, eval_interval=10**6, log_interval=100)
-    shown, status = on_a_terminal(80, endless, interrupt_at=b" left, loss ")
-    rows = list(rows_left(shown))
-    assert status == 130 and "^C" in shown
-    assert any(row.startswith("SIGINT: stopping with a checkpoint; Ctrl-C again") for row in rows)
-    assert not any("%|" in row or row in ("C", "^C") for row in rows)
-
-
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that tests move: a list with the time."""
     now = [1000.0]
     monkeypatch.setattr(logger, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
     return now
-
-
-def drawn(capsys):
-    """The last text that was drawn."""
-    return capsys.readouterr().err.split("\r")[-1].rstrip()
-
-
-def test_another_activity_is_shown_at_once_and_a_part_of_one_not_always(clock, capsys, monkeypatch):
-    # "sampling", which comes once, was not shown if the bar had just been drawn
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    shown = logger.Logger(main=True)
-    shown.status("training")
-    shown.status("sampling")
-    assert drawn(capsys) == "sampling"
-    shown.status("evaluating, batch 1 of 40")
-    shown.status("evaluating, batch 2 of 40")
-    assert "batch 1 of 40" in drawn(capsys)
-    clock[0] += 1
-    shown.status("evaluating, batch 9 of 40")
-    assert "batch 9 of 40" in drawn(capsys)
 
 
 class EnoughError(Exception):
