@@ -15,7 +15,6 @@ from fusedgpt.parallel.distributed import local
 from fusedgpt.runs.progress import Cost
 from fusedgpt.runs.resume import SETTLED
 from fusedgpt.settings import Settings
-from fusedgpt.terminal import in_words
 
 # time steps, and then evaluations, for this share of the minutes: a few steps would tell the load of a moment
 SHARE = 0.03
@@ -30,20 +29,17 @@ def settle(run: Any, step: Callable, began: float) -> None:
     the same settings with them and without `minutes` make the same run. run: a Run of fusedgpt/runs/run.py. step: makes
     one step. began: time.perf_counter() at the run's start.
     """
-    s, say = run.s, run.logger.say
+    s = run.s
     if not s.minutes or s.init_from == "resume" or s.eval_only:
         return
     run.logger.status("timing steps and an evaluation")
     with undone(run):
         cost = _measured(run, step, min(SHARE * 60 * s.minutes, LONGEST_S))
-    spent = time.perf_counter() - began
-    fit = most_iterations(60 * s.minutes - spent, cost, s)
-    n = run.ranks.broadcast(max(1, fit))  # each rank has timed its own steps
+    left = 60 * s.minutes - (time.perf_counter() - began)
+    n = run.ranks.broadcast(max(1, most_iterations(left, cost, s)))  # each rank has timed its own steps
     run.s = dataclasses.replace(s, **dict.fromkeys(SETTLED, n))
     run.record["settings"] |= dict.fromkeys(SETTLED, n)
-    say(decision(run.s, run.record, cost))
-    if not fit:
-        say(f"minutes={s.minutes:g} is too short: starting took {in_words(spent)}")
+    run.logger.say(f"minutes={s.minutes:g}: {cost.parts(0, run.s)}; max_iters={n}")
 
 
 def most_iterations(seconds: float, cost: Cost, s: Settings) -> int:
@@ -53,15 +49,6 @@ def most_iterations(seconds: float, cost: Cost, s: Settings) -> int:
         return cost.seconds(0, dataclasses.replace(s, max_iters=iterations))
 
     return max(0, bisect.bisect_right(range(MOST_ITERATIONS + 1), seconds, key=takes) - 1)
-
-
-def decision(s: Settings, record: dict, cost: Cost) -> str:
-    """One line: what was settled, from which times, and the flags that make the same run again."""
-    again = {name: getattr(s, name) for name in SETTLED}
-    # another run might choose otherwise, because auto goes by times
-    again |= {name: record[name] for name in ("attention", "dtype", "compile") if getattr(s, name) == "auto"}
-    flags = " ".join(f"--{name}={value}" for name, value in again.items())
-    return f"minutes={s.minutes:g}: {cost.parts(0, s)}; the same run again: {flags}"
 
 
 @contextlib.contextmanager

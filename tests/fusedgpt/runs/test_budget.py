@@ -139,16 +139,6 @@ def test_steps_evaluations_and_samples_fill_the_minutes(tmp_path, data, every):
     assert takes(n) <= 60 < takes(n + 1)
 
 
-def test_a_run_says_what_it_settled_and_how_to_make_it_again(tmp_path, data):
-    auto = dict(dtype="auto", compile="auto", max_iters=1234, lr_decay_iters=1234, minutes=5.0, eval_interval=1000)
-    record, cost = dict(dtype="bfloat16", compile=False, attention="sdpa"), budget.Cost(0.21, 1.2, 3.0)
-    line = "minutes=5: 1,234 steps of 0.21 s, and 3 evaluations of 1.2 s; the same run again: --max_iters=1234"
-    line += " --lr_decay_iters=1234 --dtype=bfloat16 --compile=False"
-    assert budget.decision(small(tmp_path, data, **auto), record, cost) == line
-    line = budget.decision(small(tmp_path, data, **auto, sample_interval=2000), record, cost)
-    assert ", and 2 samplings of 3 s; the same" in line
-
-
 def test_a_flag_of_max_iters_overrides_the_minutes_of_a_config_file(tmp_path):
     # a run of --max_iters=60 would have made as many iterations as its config file's minutes allow
     pytest.importorskip("tyro")
@@ -162,7 +152,7 @@ def test_minutes_that_are_over_before_the_first_step_leave_one(tmp_path, data, c
     run(tmp_path, data, minutes=1e-6)
     assert len(rows(tmp_path)) == 1
     said = capsys.readouterr().out
-    assert "minutes=1e-06: 1 step of" in said and "minutes=1e-06 is too short: starting took " in said
+    assert "minutes=1e-06: 1 step of" in said and "; max_iters=1\n" in said
 
 
 @pytest.mark.slow  # it takes its 3 seconds
