@@ -140,8 +140,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, half, one):
     # 2 → 1 → 4: shards to one file and back; on one process a run that was shared goes on as a plain one
     out = shutil.copytree(half, tmp_path / "out")
     assert list(out.glob("shards-*"))
-    said = script("train.py", *again(out, "--max_iters=3")).stdout
-    assert "parallel=fsdp shares nothing on one process, which holds the whole model" in said
+    script("train.py", *again(out, "--max_iters=3"))
     assert torch.load(out / "ckpt.pt", weights_only=True)["model"]  # in one file, as in any other run
     resumed(out, 4, "--max_iters=4")
     assert_same_run(out, one)
