@@ -61,15 +61,14 @@ def lesson(evaluations: list[dict]) -> list[str]:
 
 
 def schedule_lines(s: Settings) -> list[str]:
-    """What a new run is told about its schedule: that it ends within the warm-up, or at a high learning rate."""
-    n, end, advice = s.max_iters, learning_rate(s.max_iters - 1, s), ""  # end: the rate of the last step
-    if not s.decay_lr or s.eval_only or not n or not s.learning_rate:
+    """What a run is told if its schedule does not end with it, so that its last step has a high learning rate."""
+    end, peak = learning_rate(s.max_iters - 1, s), s.learning_rate  # of the last step
+    if not s.decay_lr or s.schedule == "constant" or s.eval_only or s.max_iters >= s.lr_decay_iters:
         return []
-    if n <= s.warmup_iters:
-        advice = f"within its warm-up: --warmup_iters={n // 10} --lr_decay_iters={n} lets it fall again"
-    elif s.schedule != "constant" and n < s.lr_decay_iters and end - s.min_lr > HIGH_END * s.learning_rate:
-        advice = f"because lr_decay_iters={s.lr_decay_iters}: --lr_decay_iters={n} ends the schedule with the run"
-    return [f"the learning rate ends at {100 * end / s.learning_rate:.0f} % of its peak, {advice}"] * bool(advice)
+    if end - s.min_lr <= HIGH_END * peak:
+        return []
+    how = f"--lr_decay_iters={s.max_iters} ends the schedule with the run"
+    return [f"the learning rate ends at {100 * end / peak:.0f} % of its peak: {how}"]
 
 
 def run_record(s: Settings, model: Any, device, ranks: distributed.Ranks, chosen: tuning.Settled, **seen) -> dict:
@@ -142,9 +141,7 @@ class Cost:
         """One line that says how long the run still takes after `done` steps."""
         seconds = self.seconds(done, s)
         when = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
-        until = f"{when:%a %H:%M}" if seconds < 86400 else f"{when:%a %Y-%m-%d %H:%M}"
-        line = f"estimate: {in_words(seconds)}, until {until}: {self.parts(done, s)}"
-        return line + (f"; max_seconds={s.max_seconds:g} may end it before" if s.max_seconds else "")
+        return f"estimate: {in_words(seconds)}, until {when:%a %Y-%m-%d %H:%M}: {self.parts(done, s)}"
 
     def _left(self, done, s):
         evaluations, rounds = (_occasions(done, s.max_iters, every) for every in (s.eval_interval, s.sample_interval))
