@@ -142,10 +142,10 @@ def _chart(runs, y, axis):
     for value in _ticks(low, high):
         at = TOP + (BOTTOM - TOP) * (high - value) / (high - low)
         drawn.append(f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        drawn.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{_short(value)}</text>')
+        drawn.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{value:,.9g}</text>')
     for value in _ticks(0, last):
         at = LEFT + (RIGHT - LEFT) * value / last
-        drawn.append(f'<text x="{at:.1f}" y="{HEIGHT - 6}" text-anchor="middle">{_short(value)}</text>')
+        drawn.append(f'<text x="{at:.1f}" y="{HEIGHT - 6}" text-anchor="middle">{value:,.9g}</text>')
     for (n, line), x in zip(lines, places):
         kept = thinned(line.values, POINTS)
         across = LEFT + (RIGHT - LEFT) * x[kept] / last
@@ -168,13 +168,6 @@ def _ticks(low, high):
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
     return step * np.arange(math.ceil(low / step), math.floor(high / step) + 1)
-
-
-def _short(value):
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= 10 * size:
-            return f"{value / size:g}{unit}"
-    return f"{value:g}"
 
 
 def _path(across, down):
