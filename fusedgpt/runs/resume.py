@@ -180,8 +180,6 @@ def restore(saved: dict, s: Settings, state: Any, meta: dict, say: Say) -> None:
         state.scaler.load_state_dict(saved["scaler"])
     for name, was in saved["config"].items():
         if name not in NOT_RESUMED and getattr(s, name, was) != was:
-            moved = name == "lr_decay_iters" and s.lr_decay_iters == s.max_iters != was
-            how = f": the schedule ends with the run (--lr_decay_iters={was} leaves it as it was)" if moved else ""
-            say(f"resuming with {name}={getattr(s, name)!r}; it was {was!r}{how}")
+            say(f"resuming with {name}={getattr(s, name)!r}; it was {was!r}")
     if saved.get("attention_sha256") not in (None, functions.digest(s.attention)):
         say(f"resuming with a changed file: attention={s.attention} has another SHA-256 than before")
