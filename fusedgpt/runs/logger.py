@@ -34,7 +34,6 @@ class Logger:
         self.main = main
         self.lines, self.tracker = None, None
         self.evaluations = []  # rows of metrics.jsonl, also from before this start
-        self.prompts = {}  # {prompt: its number} of those that had a sample
         self.refused = False  # whether the disk refuses metrics.jsonl
         shown = main and sys.stderr.isatty()
         self.bar = tqdm(disable=not shown, leave=False, dynamic_ncols=True, bar_format="{desc}")
@@ -176,8 +175,7 @@ class Logger:
     def sample(self, iteration: int, prompt: str, text: str) -> None:
         """Log a sample, and say how it begins."""
         self._write("sample", {"iter": iteration, "prompt": prompt, "text": text})
-        number = self.prompts.setdefault(prompt, 1 + len(self.prompts))  # a prompt such as "\n" is no name
-        self._track("text", f"sample/{number}", prompt + text, iteration)
+        self._track("text", f"sample/{prompt!r}", prompt + text, iteration)
         self._print(f"step {iteration}: sample {(prompt + text)[:SHOWN]!r}")
 
     def times(self, times: dict[str, float]) -> None:
