@@ -51,8 +51,7 @@ def load(path: str | os.PathLike, verify: bool = True, whole: bool = True, optim
     optimizer: with `whole`, read the optimizer's tensors too.
     """
     if not os.path.isfile(path):
-        there = "is no file" if os.path.exists(path) else "does not exist"
-        raise UserError(f"{path} {there}: train first, or name the folder of another run")
+        raise UserError(f"{path} does not exist, or is no file: train first, or name the folder of another run")
     try:
         # PyTorch writes checksums but does not compare them. The older format, which is no zip file, has none
         zipped = zipfile.is_zipfile(path)
