@@ -34,11 +34,6 @@ from fusedgpt.runs.style import AXES, COLOURS, DPI, MARKERS, SUFFIXES, WIDTH, la
 LONGEST_NAME = 100  # bytes of a figure's file name that its runs take at most; file systems allow 255 in all
 
 
-def labels(runs: list[Run]) -> list[str]:
-    """The names of the runs, as a figure shows them."""
-    return [plain(name) for name in names_of(runs)]
-
-
 def finding(runs: list[Run], y: str) -> str:
     """The title of a figure of `y`: which loss the runs reached; of what is no loss, what it is."""
     if y not in ("loss", "bits_per_byte"):
@@ -65,15 +60,12 @@ def draw_panel(axes, runs: list[Run], y: str, x: str) -> None:
     """Draw `y` of all runs: training as a line, pale if it is a loss, and validation with marks."""
     unit, scale = time_unit(runs) if x == "time" else (x, 1)
     shown = []
-    for n, (run, label) in enumerate(zip(runs, labels(runs))):
+    for n, (run, label) in enumerate(zip(runs, names_of(runs))):
         for line in run.lines(y):
             shown.append(line)
             at = run.position(line.iters, x) / scale
-            name = f"{label}: {line.name}" if len(runs) > 1 else line.name
-            name = "\u200b" + name if name.startswith("_") else name  # matplotlib's legend omits names like _this
+            name = plain(f"{label}: {line.name}") if len(runs) > 1 else line.name
             look = dict(color=COLOURS[n % len(COLOURS)], linewidth=0.9)
-            if len(line.values) == 1:  # a line of one point would not be seen
-                look |= dict(marker=".")
             if line.name == "validation":
                 for last in line.values[-1:]:
                     name += f", at the end {last:.3f}" if math.isfinite(last) else ", at the end not finite"
@@ -88,8 +80,6 @@ def draw_panel(axes, runs: list[Run], y: str, x: str) -> None:
         axes.set_title(f"▲ up to {top:.3g} above", fontsize=7.5, loc="right", color="0.35")
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.3)
-    if y == "tokens_per_s":
-        axes.yaxis.set_major_formatter("{x:,.0f}")
 
 
 def draw_legend(figure, axes, beside: bool) -> None:
@@ -99,10 +89,9 @@ def draw_legend(figure, axes, beside: bool) -> None:
         axes.legend(handles, names, frameon=False, fontsize=8)
         return
     names = [textwrap.fill(name, 72) for name in names]
-    columns = 2 if max(map(len, names), default=0) < 36 else 1
-    lines = sum(name.count("\n") + 1 for name in names) / columns
+    lines = sum(name.count("\n") + 1 for name in names)
     figure.set_figheight(figure.get_figheight() + 0.17 * max(0, lines - 2))
-    figure.legend(handles, names, frameon=False, fontsize=8, loc="outside lower center", ncols=columns)
+    figure.legend(handles, names, frameon=False, fontsize=8, loc="outside lower center")
 
 
 def draw(runs: list[Run], path: pathlib.Path, y: str | None = None, x: str = "iterations") -> None:
