@@ -218,12 +218,6 @@ class Run:
         except UserError as error:  # weights that have diverged; the training loop decides if the run goes on
             self.logger.say(f"step {self.state.iteration}: no sample: {error}")
 
-    def leave(self) -> None:
-        """Disconnect from the other ranks. Raises UserError if that fails."""
-        # free DDP first: as the last holder of the process group, it would end the group itself and might hang
-        self.state.parallel = None
-        distributed.leave(self.ranks)
-
     def finish(self) -> None:
         """Save, and disconnect from the other ranks. After a signal, exit with 128 + its number.
 
@@ -237,7 +231,9 @@ class Run:
             self.logger.times(timing.summary(state.step_ms[WARM_UP:]))
         for line in progress.lesson(self.logger.evaluations):
             self.logger.say(line)
-        self.leave()
+        # free DDP first: as the last holder of the process group, it would end the group itself and might hang
+        state.parallel = None
+        distributed.leave(self.ranks)
         if checkpoints.failed:
             raise checkpoints.failed
         self.logger.close()

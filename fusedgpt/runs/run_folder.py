@@ -23,8 +23,7 @@ from fusedgpt.runs.metrics import record_of, section
 
 LATEST, BEST = "ckpt.pt", "best.pt"
 # what else a run leaves; a figure has the name of what it shows, also of what a changed train_step returns
-BESIDE = ("hf", "gguf", "nanogpt", "lm_eval.json", "*.png", "trace.json", "report.html", "run.json")
-BESIDE += ("metrics.jsonl",)
+BESIDE = ("hf", "gguf", "nanogpt", "lm_eval.json", "*.png", "trace.json", "report.html", "run.json", "metrics.jsonl")
 
 Say = Callable[[str], None]
 
@@ -151,14 +150,13 @@ class Checkpoints:
 
     def resume(self, saved: dict, path: pathlib.Path) -> None:
         """Go on after the checkpoint `saved`, which was loaded from `path`."""
-        iteration = saved["iter_num"]
-        self.saved_at, self.best = iteration, (saved["best_val_loss"], saved["best_iter"])
+        self.saved_at, self.best = saved["iter_num"], (saved["best_val_loss"], saved["best_iter"])
         if not self.lock:
             return
         self.lock.check()
         remove_unused_shards(self.out_dir)  # left by a save that was killed
         if path.name == LATEST:  # otherwise ckpt.pt is damaged, and with `latest` None no save keeps it
-            self.latest = iteration
+            self.latest = saved["iter_num"]
             if _is_best(saved):  # a kill may have kept it from being linked to best.pt
                 link(path, self.out_dir / BEST)
 
