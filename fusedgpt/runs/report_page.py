@@ -57,10 +57,7 @@ def headline(runs: list[Run], loss: str) -> str:
         return "Fewer than two of these runs have been evaluated."
     lowest = min((end for end, _ in ends.values()), key=float)
     best = [name for name, (end, _) in ends.items() if end == lowest]
-    if len(best) == len(runs):
-        said = f"All runs end at {lowest} {unit}."
-    else:
-        said = f"{' and '.join(best)} end{'s' * (len(best) == 1)} lowest, at {lowest} {unit}."
+    said = f"{' and '.join(best)} end{'s' * (len(best) == 1)} lowest, at {lowest} {unit}."
     after = [after for _, after in ends.values()]
     if len(set(after)) > 1:
         said += f" But they were last evaluated after {', '.join(after[:-1])} and {after[-1]} iterations."

@@ -170,7 +170,7 @@ def test_equal_ends_are_not_ranked(tmp_path):
     never = run_of(tmp_path / "never", [step(0)])  # has no end
     short = run_of(tmp_path / "short", [step(0), evaluation(0, 4.0), evaluation(10, 1.5)])
     for runs, said in (
-        ((a, b), "All runs end at 2.0000 nats per token."),
+        ((a, b), "a and b end lowest, at 2.0000 nats per token."),
         ((a, b, some_run(tmp_path / "c", 2.5)), "a and b end lowest, at 2.0000 nats per token."),
         ((a, b, never), "a and b end lowest, at 2.0000 nats per token."),
         ((a, never), "Fewer than two of these runs have been evaluated."),
