@@ -162,21 +162,6 @@ def test_a_title_says_the_finding(tmp_path):
     assert plot.finding([good], "loss") == "Validation loss not finite after 30 iterations"
 
 
-def test_a_legend_of_long_names_is_whole(tmp_path):
-    # those of a study's runs stood in two columns, of which the page showed the ends of one and the beginnings of two
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(plot.WIDTH, 4), layout="constrained")
-    axes = figure.subplots()
-    plot.draw_panel(
-        axes, [some_run(tmp_path / f"learning_rate=0.0{n},optimizer=muon,seed=1") for n in (1, 2)], "loss", "time"
-    )
-    plot.draw_legend(figure, axes, beside=False)
-    figure.canvas.draw()
-    box = figure.legends[0].get_window_extent()
-    assert 0 < box.x0 < box.x1 < figure.bbox.width and 0 < box.y0 < axes.get_window_extent().y0
-
-
 def test_values_above_the_axis_are_named(tmp_path, axes):
     # the first losses are cut off, so that the later ones can be read; nothing used to say so
     falling = run_of(tmp_path / "falling", [step(n, loss=5.5 - 0.3 * min(n, 10)) for n in range(200)])

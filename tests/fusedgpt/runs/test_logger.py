@@ -2,8 +2,6 @@
 
 import dataclasses
 import errno
-import json
-import math
 import os
 import re
 import select
@@ -58,18 +56,6 @@ def test_a_tracker_or_a_page_that_fails_ends_no_run_and_is_said(tmp_path, data, 
     assert said.count("NOT LOGGED to wandb: OSError: [Errno 28] No space left on device; the run goes on") == 1
     assert (tracker.logged, tracker.closed) == (2, 0)
     assert len(rows(tmp_path)) == 10 and weights(tmp_path)
-
-
-def test_wandb_is_closed_when_all_lines_are_written(tmp_path):
-    # it may wait for a network meanwhile
-    log, found = opened(tmp_path), []
-    closes = types.SimpleNamespace(log=lambda *_: None)
-    closes.close = lambda: found.append((rows(tmp_path, "eval"), json.loads((tmp_path / "run.json").read_text())))
-    log.tracker = closes
-    log.lines.pending += b'{"kind": "eval", "iter": 7}\n'  # the disk refused it
-    log.times({"median_ms": 1.0, "p10_ms": 1.0, "p90_ms": 1.0, "samples": 1})
-    log.close()
-    assert found[0][0] == [{"kind": "eval", "iter": 7}] and "time" in found[0][1]
 
 
 def test_a_disk_that_refuses_lines_is_said_once_and_tried_again(tmp_path, monkeypatch, capsys):
@@ -151,19 +137,3 @@ def clock(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(logger, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
     return now
-
-
-class EnoughError(Exception):
-    """The run has said enough."""
-
-
-@pytest.mark.parametrize(("limit", "least", "most"), [(None, 1e4, math.inf), (3600.0, 0.0, 3660.0)])
-def test_a_run_with_a_time_limit_ends_by_then(tmp_path, data, monkeypatch, limit, least, most):
-    # max_iters may be days away
-    def ends_in(_, seconds):
-        assert least < seconds < most  # and one evaluation
-        raise EnoughError
-
-    monkeypatch.setattr(logger.Logger, "ends_in", ends_in)
-    with pytest.raises(EnoughError):
-        run(tmp_path, data, max_iters=10**9, max_seconds=limit, eval_interval=10**9)

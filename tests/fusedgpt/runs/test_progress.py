@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from fusedgpt.machine.device import graphs_compiled
 from fusedgpt.runs import progress
 from fusedgpt.runs.run import Run
 from fusedgpt.settings import Settings
-from fusedgpt.training import evaluation
 from tests.conftest import flags, run, small
 from tests.launch import script
 
@@ -109,22 +107,6 @@ def test_the_estimate_counts_what_is_left(tmp_path, data, done, evaluation_s, ch
 def test_a_step_is_reported_for_a_line_a_sample_an_evaluation_or_the_end(tmp_path, data, done, reported):
     s = small(tmp_path, data, max_iters=100, eval_interval=50, log_interval=50, sample_interval=8)
     assert progress.is_reported(done, s) == reported
-
-
-@pytest.mark.slow  # it compiles
-def test_the_time_of_no_evaluation_has_the_compilers(tmp_path, data, monkeypatch):
-    # the estimate of a compiled run counted the compiler's seconds again for each batch that is left
-    evaluate, calls = evaluation.evaluate, []
-
-    def watched(*args):
-        before = graphs_compiled()
-        losses = evaluate(*args)
-        calls.append((args[-1], graphs_compiled() > before))
-        return losses
-
-    monkeypatch.setattr(evaluation, "evaluate", watched)
-    run(tmp_path, data, compile=True)
-    assert calls == [(4, True), (16, False), (16, False), (16, False)]
 
 
 def test_after_the_last_step_nothing_is_estimated_and_the_times_say_of_how_many_steps_they_are(tmp_path, data, capsys):
