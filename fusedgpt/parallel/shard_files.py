@@ -20,6 +20,8 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from fusedgpt.errors import UserError, first_line
 
 METADATA = ".metadata"
+_DAMAGED = "cannot read {}: it is damaged, belongs to another model, or exceeds this machine's memory"
+_WHATEVER = (CheckpointException, Exception)  # what a foreign folder may raise; CheckpointException is no Exception
 _RECORDS = "Metadata TensorStorageMetadata BytesStorageMetadata TensorProperties ChunkStorageMetadata MetadataIndex"
 # the classes in PyTorch's metadata. All others are refused, such as os.system through a module that imports os
 _CLASSES = {
@@ -54,14 +56,8 @@ def write_together(folder: pathlib.Path, tensors: dict[str, Tensor], group: dist
 
     Raises UserError on every rank if one cannot write, or if rank 0 does not see what the others wrote.
     """
-    try:
+    with _failure_said(f"cannot write {folder}", CheckpointException):
         dcp.save(tensors, storage_writer=_writer(folder), process_group=group)
-    except CheckpointException as error:
-        rank, (reason, _) = next(iter(error.failures.items()))
-        why = first_line(reason)
-        if "inline_container" in str(reason):  # PyTorch's writer names the place in its code, not the cause
-            why = "no space left, or the disk refuses"
-        raise UserError(f"rank {rank} cannot write {folder}: {why}") from None
     rank, files = distributed.get_rank(group), {}
     written = [*folder.glob(f"__{rank}_*.distcp"), *[folder / METADATA] * (rank == 0)]
     for found in _from_all({file.name: _checksum(file) for file in written}, group):
@@ -105,7 +101,7 @@ def verify(folder: pathlib.Path, files: Mapping[str, int]) -> None:
 
 def read(folder: pathlib.Path, tensors: dict[str, Tensor]) -> None:
     """Fill `tensors` from a folder. A DTensor gets this rank's part. Raises UserError if they do not fit."""
-    with _damage_said(folder), warnings.catch_warnings():
+    with _failure_said(_DAMAGED.format(folder), *_WHATEVER), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # each rank reads alone on purpose: it knows its part
         dcp.load(tensors, storage_reader=_Reader(folder), no_dist=True)
 
@@ -113,7 +109,7 @@ def read(folder: pathlib.Path, tensors: dict[str, Tensor]) -> None:
 def read_whole(folder: pathlib.Path, optimizer: bool) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
     """The model's and, if asked for, the optimizer's tensors in a folder, each in one piece. Raises UserError."""
     model, state = {}, {}
-    with _damage_said(folder):
+    with _failure_said(_DAMAGED.format(folder), *_WHATEVER):
         there = _Reader(folder).read_metadata().state_dict_metadata
         for name, kind in there.items():
             part, rest = name.split("/", 1)
@@ -131,16 +127,18 @@ def read_whole(folder: pathlib.Path, optimizer: bool) -> tuple[dict[str, Tensor]
 
 
 @contextlib.contextmanager
-def _damage_said(folder):
-    """Raise UserError for whatever a damaged or foreign folder raises, also if its tensors do not fit into memory."""
+def _failure_said(what, *kinds):
+    """Raise UserError with the cause for an exception of one of `kinds`. One of several ranks' says which rank's."""
     try:
         yield
-    except (CheckpointException, Exception) as error:  # CheckpointException is no Exception
-        reason = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+    except kinds as error:
+        rank, reason = 0, error
+        if isinstance(error, CheckpointException):
+            rank, (reason, _) = next(iter(error.failures.items()))
         why = f"{type(reason).__name__}: {first_line(reason):.150}"
-        raise UserError(
-            f"cannot read {folder}: it is damaged, belongs to another model, or exceeds this machine's memory ({why})"
-        ) from error
+        if "inline_container" in why:  # PyTorch's writer names the place in its code, not the cause
+            why = "no space left, or the disk refuses"
+        raise UserError(f"{what} (rank {rank}: {why})") from None
 
 
 def _checksum(file):

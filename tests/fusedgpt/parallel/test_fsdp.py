@@ -157,8 +157,8 @@ def test_a_rank_whose_disk_is_full_loses_nothing(tmp_path, data, fsdp):
         process.join(60)
     said = log.read_text()
     assert [process.exitcode for process in processes] == [1, 1], said
-    assert "NOT SAVED at iteration 6: rank 1 cannot write" in said and "iter 6:" in said
-    assert re.search(r"^error: rank 1 cannot write .*: no space left, or the disk refuses", said, re.MULTILINE)
+    assert "NOT SAVED at iteration 6: cannot write" in said and "iter 6:" in said
+    assert re.search(r"^error: cannot write .* \(rank 1: no space left, or the disk refuses\)", said, re.MULTILINE)
     assert_same_bytes(state(out), state(fsdp))
     assert sorted(path.name for path in out.glob("shards-*")) == ["shards-2", "shards-4"]
 
