@@ -76,8 +76,6 @@ MISTAKES = [
     ("train.py {small} --min_lr=0 --lr_decay_iters=5", "give --lr_decay_iters=10"),
     ("train.py {small} --learning_rate=1e-5 --min_lr=6e-5", "give --min_lr=1e-06, or --decay_lr=False"),
     ("{torchrun} train.py {small} --gradient_accumulation_steps=5", "make it a multiple of 2"),
-    ("SLURM_STEP_NUM_TASKS=2 train.py {small}", "as slurm/train.sh does"),
-    ("OMPI_COMM_WORLD_SIZE=4 train.py {small}", "start one torchrun on each node"),
     ("RANK=0 train.py {small}", "Let torchrun set them, or unset RANK"),
     ("sample.py {run} --start=", "give at least one character with --start"),
     ("sample.py {run} --start=é", "change the prompt"),

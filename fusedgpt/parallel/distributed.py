@@ -90,12 +90,6 @@ def ranks(parallel: str = "ddp", shard_size: int | None = None, timeout: float =
     Raises UserError if the variables name no place, or if `shard_size` does not divide the processes.
     """
     if "RANK" not in os.environ:
-        for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"):  # srun and mpirun start a process each
-            if os.environ.get(name, "1") != "1":
-                raise UserError(
-                    f"{name}={os.environ[name]}, but RANK is not set, so each process would train alone: start one"
-                    " torchrun on each node, as slurm/train.sh does"
-                )
         return Ranks()
     rank, local_rank, world = _place()
     shards = (shard_size or world) if parallel == "fsdp" and world > 1 else 1
