@@ -91,18 +91,6 @@ def ranks(parallel: str = "ddp", shard_size: int | None = None, timeout: float =
     """
     if "RANK" not in os.environ:
         return Ranks()
-    rank, local_rank, world = _place()
-    shards = (shard_size or world) if parallel == "fsdp" and world > 1 else 1
-    if world % shards:
-        raise UserError(
-            f"shard_size={shards} does not divide {world} processes: give a divisor, such as the GPUs of a node, or"
-            " --shard_size=None, to share each weight among all"
-        )
-    return Ranks(rank, local_rank, world, shards, timeout)
-
-
-def _place():
-    """RANK, LOCAL_RANK and WORLD_SIZE. Raises UserError if one is missing, or if they do not go together."""
     found = {name: os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
     numbers = [int(text) for text in found.values() if re.fullmatch("[0-9]{1,9}", text)]
     if len(numbers) < len(found) or numbers[0] >= numbers[2]:
@@ -111,7 +99,14 @@ def _place():
             f"the environment has {there}, which is no place among the processes of a run: RANK must be a number below"
             " WORLD_SIZE. Let torchrun set them, or unset RANK to train with this process alone"
         )
-    return numbers
+    rank, local_rank, world = numbers
+    shards = (shard_size or world) if parallel == "fsdp" and world > 1 else 1
+    if world % shards:
+        raise UserError(
+            f"shard_size={shards} does not divide {world} processes: give a divisor, such as the GPUs of a node, or"
+            " --shard_size=None, to share each weight among all"
+        )
+    return Ranks(rank, local_rank, world, shards, timeout)
 
 
 def launch() -> dict | None:
