@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from fusedgpt.errors import UserError
 
-FLOAT32 = torch.finfo(torch.float32)
 GRAIN = 256  # a cache has room for a multiple of this, so that it seldom grows, and compiled steps seldom change
 
 
@@ -111,9 +110,7 @@ def sample(
     logits = logits.float()
     if temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
-    # Subtract the maximum, so that a tiny temperature cannot overflow. Clamp the temperature, because one that is 0 or
-    # inf in float32 would make NaN.
-    logits = (logits - logits.amax(dim=-1, keepdim=True)) / min(max(temperature, FLOAT32.tiny), FLOAT32.max)
+    logits = (logits - logits.amax(dim=-1, keepdim=True)) / temperature  # without the maximum, 1e-30 would overflow
     ids = None
     if top_k and top_k < logits.size(-1):
         # top_k first: a draw among k ids is quick, and one among GPT-2's 50257 takes a millisecond
@@ -121,7 +118,7 @@ def sample(
     if top_p and top_p < 1:  # 1 would drop ids: in float32 the likelier ones already add up to it
         p, order = logits.softmax(dim=-1).sort(dim=-1, descending=True)
         # drop an id if the likelier ones already reach top_p; the likeliest always stays
-        beyond = p.cumsum(dim=-1) - p >= max(top_p, FLOAT32.tiny)
+        beyond = p.cumsum(dim=-1) - p >= top_p
         logits = logits.masked_fill(beyond.scatter(-1, order, beyond), float("-inf"))
     drawn = torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)
     return drawn if ids is None else ids.gather(-1, drawn)
