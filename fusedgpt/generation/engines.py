@@ -1,8 +1,8 @@
 """Prepare a model to generate on this machine, with a dtype for each phase and a decode step that may be compiled.
 
 Prefill reads a whole prompt and is bound by compute. Decode reads every weight for each token and is bound by memory.
-So the fastest dtype for one may be slow for the other. On 2 cores of an AMD EPYC (PyTorch 2.13, GPT-2 124M) a prompt
-of 32 tokens took 0.07 s in float32, 0.02 s in bfloat16 and 0.14 s in float16; a token took 33, 14 and 9 ms.
+So the fastest dtype for one may be slow for the other: on 2 cores of an AMD EPYC, a prompt of 32 tokens took GPT-2 124M
+0.07 s in float32, 0.02 s in bfloat16 and 0.14 s in float16; a token took 33, 14 and 9 ms.
 
 B samples, T prompt ids, nkv heads of keys and values, hs head size.
 """
@@ -20,7 +20,6 @@ from fusedgpt.machine import timing, turns
 from fusedgpt.machine.device import cpu_multiplies_bfloat16, dtype_name, resolve_dtype
 
 PRECISE_FIRST = (torch.float32, torch.float16, torch.bfloat16)
-FOR_PROMPTS = (torch.float32, torch.bfloat16)  # bound by products, which no CPU computes faster in float16
 WORTH = 0.95  # take a coarser dtype only below this share of the time
 ENOUGH_WEIGHTS = 2**25  # time decode with so many weights: 64 MiB in 16 bits, more than most CPUs' caches hold
 ROWS = 64  # time prefill with so many tokens: more would not change which dtype wins, and float16 may be slow
@@ -76,8 +75,7 @@ def prepare(
     if compiled and device.type == "cuda" and attention and attention.takes_mask:
         engine.decode = GraphedStep(second)
     elif compiled:
-        # dynamic, because the cache grows by one token each step. On 2 CPU cores a step of GPT-2 124M took 9.1 ms
-        # eager, 7.7 compiled, and 8.7 compiled without cpp_wrapper; on a busy machine, in turn, 9.0 eager and 8.8
+        # dynamic: the cache grows. A step of GPT-2 124M took 9.1 ms eager, 7.7 compiled, 8.7 without cpp_wrapper
         options = {"cpp_wrapper": True} if device.type == "cpu" else None
         engine.decode = torch.compile(second, dynamic=True, options=options)
     empty(engine.cache, capacity(model.config, prompt_length + new_tokens))
@@ -118,7 +116,8 @@ def fastest_dtypes(model: nn.Module, B: int, T: int) -> tuple[tuple[torch.dtype,
     words = f"tokens after it in {_in_words(decode)}"
     if not cpu_multiplies_bfloat16():  # whatever a clock says on a busy machine
         return (torch.float32, one), f"prompt in float32; {words}"
-    prefill = _milliseconds(_shortened(model, 1), (B, min(T, model.config.block_size, max(1, ROWS // B))), FOR_PROMPTS)
+    dtypes = (torch.float32, torch.bfloat16)  # no CPU computes products faster in float16
+    prefill = _milliseconds(_shortened(model, 1), (B, min(T, model.config.block_size, max(1, ROWS // B))), dtypes)
     return (_first_worth_it(prefill), one), f"prompt in {_in_words(prefill)}; {words}"
 
 

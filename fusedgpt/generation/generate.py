@@ -19,8 +19,7 @@ GRAIN = 256  # a cache has room for a multiple of this, so that it seldom grows,
 def cache_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
     """The dtype of the KV cache of a model in `dtype` on `device`: float32 on a CPU, otherwise `dtype`.
 
-    A CPU multiplies one query with 16-bit keys slowly. Twelve layers of GPT-2 with 1000 keys each took 2.7 ms from
-    float32, 7.4 ms from bfloat16 and 11.6 ms from float16 (2 cores, PyTorch 2.13).
+    Twelve layers of GPT-2 took 2.7 ms for one query and 1000 keys in float32, 7.4 in bfloat16 and 11.6 in float16.
     """
     return torch.float32 if device.type == "cpu" else dtype
 
