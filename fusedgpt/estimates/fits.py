@@ -31,11 +31,10 @@ def check_run(
 
 def in_words(estimate: Memory, processes: int) -> str:
     """An estimate in one line: the total, and each part of it."""
-    unit, size, digits = ("GiB", 2**30, 2) if estimate.total >= 2**30 else ("MiB", 2**20, 0)
-    shown = {name: round(each / size, digits) for name, each in dataclasses.asdict(estimate).items()}
-    parts = ", ".join(f"{name} {each:,.{digits}f}" for name, each in shown.items() if each)
+    shown = {name: round(each / 2**20) for name, each in dataclasses.asdict(estimate).items()}
+    parts = ", ".join(f"{name} {each:,}" for name, each in shown.items() if each)
     whose = f" in each of {processes} processes" * (processes > 1)
-    return f"memory: about {estimate.total / size:,.{digits}f} {unit} of tensors{whose}: {parts}".removesuffix(": ")
+    return f"memory: about {estimate.total / 2**20:,.0f} MiB of tensors{whose}: {parts}"
 
 
 def check_training(
