@@ -4,8 +4,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from fusedgpt import dimensions
 from fusedgpt.errors import UserError
 from fusedgpt.estimates.memory import Memory, Run, least_memory
@@ -42,21 +40,15 @@ def check_training(
 ) -> None:
     """Raise UserError if a model of `config` (a GPTConfig) certainly cannot be trained on `device`. Builds nothing.
 
-    It counts what least_memory counts, so a model that passes may still not fit. The weights start in the
-    machine's memory, whatever the device, unless each process holds only one of several `shards`.
+    It counts what least_memory counts, so a model that passes may still not fit.
     """
-    model = f"a model of {config.num_params:,} parameters"
-    shrink = "lower --n_layer, --n_embd, --block_size or --vocab_size"
-    if shards == 1:
-        _require(4 * config.num_params, torch.device("cpu"), model, shrink)
     needed = least_memory(config, batch_size, dtype.itemsize, backward, muon, shards)
-    what = f"{model} with the logits of {batch_size} x {config.block_size} tokens"
-    _require(needed, device, what, f"lower --batch_size, or {shrink.removeprefix('lower ')}")
-
-
-def _require(needed, device, what, advice):
     there = memory.total_memory(device)
     if needed > there:
         place = {"cuda": str(device)}.get(device.type, "this machine or its container")
         needed, there = (f"{n / 2**30:,.1f} GiB" for n in (needed, there))
-        raise UserError(f"{what} needs {needed} of memory or more, and {place} has {there}: {advice}")
+        raise UserError(
+            f"a model of {config.num_params:,} parameters with the logits of {batch_size} x {config.block_size} tokens"
+            f" needs {needed} of memory or more, and {place} has {there}: lower --batch_size, --n_layer, --n_embd,"
+            " --block_size or --vocab_size"
+        )

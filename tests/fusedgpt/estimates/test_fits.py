@@ -43,14 +43,11 @@ def test_only_what_certainly_cannot_fit_is_refused(monkeypatch):
             check_training(config, 3, CPU, **options)
 
 
-def test_a_gpus_memory_is_its_own_and_the_weights_start_in_the_machines(monkeypatch):
+def test_a_gpus_memory_is_its_own(monkeypatch):
     gpu, config = torch.device("cuda", 0), GPTConfig()
     there = {"cpu": 10 * GIB, "cuda": GIB}
     monkeypatch.setattr(memory, "total_memory", lambda device: there[device.type])
     with pytest.raises(UserError, match=r"cuda:0 has 1.0 GiB"):
-        check_training(config, 1, gpu, torch.bfloat16)
-    there.update(cpu=GIB // 4, cuda=100 * GIB)
-    with pytest.raises(UserError, match=r"this machine or its container has 0.2 GiB"):
         check_training(config, 1, gpu, torch.bfloat16)
 
 
