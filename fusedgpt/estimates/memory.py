@@ -106,9 +106,8 @@ def _optimizer_state(config, muon):
 def _moments(config, run, earlier):
     """(gradients, activations, logits, copies) at each moment that can be the fullest.
 
-    The moments are the loss, with all activations and logits; the backward of the last block, which may recompute
-    activations; the backward of the first block, with all gradients; and the embedding's, which, if tied, adds up the
-    gradients of its two uses. FSDP keeps embeddings and norms gathered, and two blocks gathered or in reduction.
+    The moments are the loss; the backward of the last block, which may recompute activations; that of the first block,
+    with all gradients; and the embedding's, which, if tied, adds up the gradients of its two uses.
     """
     N, e, L = config.num_params, run.itemsize, config.n_layer
     block, embedding, low = config.block_matrices, config.padded_vocab_size * config.n_embd, e < 4
@@ -140,10 +139,8 @@ def _moments(config, run, earlier):
 def _block(config, run, seen):
     """Bytes that the backward of a block needs: "Reducing Activation Recomputation", arXiv:2205.05198, section 4.1.
 
-    Autocast keeps the float32 inputs of both norms (8 C) and what the products read: normalised inputs (e C each),
-    q, k, v (e (A + 2 K)), attention's output (e A), and the wide layer before and after GELU (2 e I). A SwiGLU keeps
-    both wide layers, the gate's SiLU and the product (4 e I). Rotation makes new queries and keys (e (A + K)). If
-    compiled, the backward computes the SiLU again, and no old queries and keys are kept.
+    Inputs of both norms (8 C), what products read: normalised inputs (e C each), q, k, v (e (A + 2 K)), attention's
+    output (e A), the MLP's wide layers (2 e I; SwiGLU 4 e I, compiled 3); eager rotation's new q and k (e (A + K)).
     """
     (C, A, K, inside), e, eager = _widths(config), run.itemsize, not run.compile
     norms, wide = 2 - config.parallel_block, 2 + (1 + eager) * (config.mlp == "swiglu")
@@ -154,8 +151,7 @@ def _block(config, run, seen):
 
 
 def _norm(config, run):
-    """Bytes of a channel that a norm keeps: its float32 input, its output as the product reads it, in a CPU's eager
-    RMSNorm also the input divided by its mean."""
+    """Bytes of a channel that a norm keeps: its input, its output, and in a CPU's eager RMSNorm one more float32."""
     return 4 + run.itemsize + 4 * (config.norm == "rmsnorm" and run.cpu and not run.compile)
 
 
@@ -182,9 +178,8 @@ def _inner(config, run, seen):
     """Bytes that attention keeps beside q, k, v and its output.
 
     A fused kernel keeps a float32 for each query and head (FlashAttention, arXiv:2205.14135). Other kernels keep the
-    softmax of every score, a cast of it for the product (compiled: casts alone), and with dropout its mask and a copy.
-    Within documents each sequence has a mask of its own. SDPA keeps that, or the mask of a window, in the dtype of the
-    products; heads that share keys become rows of one (functions.as_rows), with copies of the queries and the output.
+    softmax of every score, a cast of it for the product, and with dropout its mask and a copy. SDPA keeps the mask of
+    documents or a window; heads that share keys become rows of one (functions.as_rows), with copies of q and output.
     """
     T, e, dropout = config.block_size, run.itemsize, config.dropout > 0
     masks, scores = (run.batch_size if config.packed else 1), _scores_of(config, run, seen)
@@ -203,10 +198,7 @@ def _inner(config, run, seen):
 
 
 def _score_bytes(run):
-    """Bytes of a score in the softmax: float32 under a GPU's autocast but in `math`; on a CPU those of the products.
-
-    On a CPU with dropout, `sdpa` and `masked` compute in float32.
-    """
+    """Bytes of a score in the softmax: float32 under a GPU's autocast but in `math`; on a CPU those of the products."""
     if run.attention == "math" or (run.cpu and scores_held(run.attention) != "none"):
         return run.itemsize
     return 4
@@ -220,9 +212,8 @@ def _mask(config, run, itemsize):
 def _logits(config, run):
     """Peak bytes of the logits and their gradients.
 
-    If eager, the cross-entropy's gradient takes three float32 numbers for each logit. If compiled, it takes the logits'
-    place, beside the output layer's gradient in 16 bits. On a GPU the compiler pads an odd number of ids in a second
-    tensor. Chunks compute a part of the logits at a time, and add that gradient up.
+    If eager, the cross-entropy's gradient takes three float32 numbers for each logit; if compiled, the logits' place,
+    beside the output layer's gradient. On a GPU the compiler pads an odd number of ids in a second tensor.
     """
     M, e, V = run.tokens(config), run.itemsize, config.padded_vocab_size
     if config.chunks > 1:
@@ -241,10 +232,7 @@ def _widths(config):
 
 def _keys_seen(config):
     """{the most keys that a query sees: the number of such layers}: T, or a window."""
-    found, T = collections.Counter(), config.block_size
-    for window, layers in collections.Counter(config.windows).items():
-        found[min(window or T, T)] += layers
-    return found
+    return collections.Counter(min(window or config.block_size, config.block_size) for window in config.windows)
 
 
 def _scores_of(config, run, seen):
