@@ -7,7 +7,6 @@ from fusedgpt.machine.device import DTYPES, autocast
 from fusedgpt.machine.memory import peak_bytes
 from fusedgpt.parallel import fsdp
 from model import GPT, GPTConfig
-from tests import launch
 
 CPU = torch.device("cpu")
 SMALL = dict(block_size=256, vocab_size=512, n_layer=4, n_head=4, n_embd=128, bias=False)
@@ -16,54 +15,30 @@ LONG = SMALL | dict(block_size=1024, n_layer=2)
 # with one sequence, gradients take more than activations
 FEW_TOKENS = SMALL | dict(block_size=64, n_layer=6, n_embd=256)
 MANY_IDS = SMALL | dict(vocab_size=20000, n_layer=2)  # logits take more than all else
+FLASH, MANUAL, BLOCKED = (dict(attention=name, dtype="float32") for name in ("flash", "manual", "blocked"))
+# the other families' parts; a Llama has a second, untied embedding
+PARTS = dict(position="rotary", norm="rmsnorm", mlp="swiglu", n_kv_head=2, tie_embeddings=False)
 # the model, and Run's arguments for a process on a CPU; bfloat16 is slow on a CPU without instructions for it
 ALONE = [
     *((SMALL, dict(batch_size=2, attention=name)) for name in ("flash", "manual", "blocked", "math")),
-    *((SMALL, dict(batch_size=8, attention=name, dtype="float32")) for name in ("flash", "manual", "blocked")),
-    *(
-        (WIDE, dict(batch_size=2, attention=name, recompute=again, dtype="float32"))
-        for name in ("flash", "manual")
-        for again in ("none", "attention", "block")
-    ),
-    (WIDE, dict(batch_size=1, attention="manual", recompute="block")),
+    *((WIDE, dict(MANUAL, batch_size=2, recompute=again)) for again in ("none", "attention", "block")),
     (LONG, dict(batch_size=1, attention="manual")),
-    (LONG, dict(batch_size=2, attention="blocked", dtype="float32")),
     (SMALL, dict(batch_size=2, attention="flash", gradient_accumulation_steps=2)),
     (FEW_TOKENS, dict(batch_size=1, attention="flash")),
+    (FEW_TOKENS | dict(tie_embeddings=False), dict(FLASH, batch_size=1)),
     (MANY_IDS, dict(batch_size=1, attention="flash")),
+    (MANY_IDS, dict(FLASH, batch_size=4, compile=True)),
     (MANY_IDS | dict(loss="chunked"), dict(batch_size=2, attention="flash")),
-    (SMALL | dict(dropout=0.1), dict(batch_size=2, attention="manual")),
-]
-# the other families' parts, one at a time and together; a Llama has a second, untied embedding
-PARTS = dict(position="rotary", norm="rmsnorm", mlp="swiglu", n_kv_head=2, tie_embeddings=False)
-FAMILIES = [
-    *(
-        (SMALL | switch, dict(batch_size=8, attention="flash", dtype="float32"))
-        for switch in (
-            dict(position="rotary"),
-            dict(norm="rmsnorm"),
-            dict(mlp="swiglu", n_inner=352),
-            dict(n_kv_head=1),
-            dict(qk_norm=True, norm="rmsnorm"),
-            dict(parallel_block=True),
-        )
-    ),
+    (SMALL | dict(qk_norm=True, norm="rmsnorm"), dict(FLASH, batch_size=8)),
+    (SMALL | dict(parallel_block=True, n_kv_head=1), dict(FLASH, batch_size=8)),
     (LONG | dict(window=64), dict(batch_size=2, attention="masked", dtype="float32")),
-    (LONG | dict(window=64), dict(batch_size=2, attention="blocked", dtype="float32")),
-    (MANY_IDS | dict(tie_embeddings=False), dict(batch_size=1, attention="flash")),
-    (FEW_TOKENS | dict(tie_embeddings=False), dict(batch_size=1, attention="flash", dtype="float32")),
-    (SMALL | PARTS | dict(n_inner=352), dict(batch_size=8, attention="flash", dtype="float32")),
     (SMALL | PARTS | dict(n_inner=352), dict(batch_size=2, attention="flash")),
-    (WIDE | PARTS | dict(n_inner=704), dict(batch_size=2, attention="manual", dtype="float32", recompute="attention")),
-    (WIDE | PARTS | dict(n_inner=704), dict(batch_size=2, attention="flash", dtype="float32", recompute="block")),
+    (WIDE | PARTS | dict(n_inner=704), dict(MANUAL, batch_size=2, recompute="attention")),
     (SMALL | PARTS | dict(n_inner=352), dict(batch_size=4, attention="flash", compile=True)),
 ]
-COMPILED = [(MANY_IDS, dict(batch_size=4, attention="flash", compile=True, dtype="float32"))]
 # for two processes that share the model. FEW_TOKENS is left out: its peak varies by half with the messages under way
 SHARED = [
-    (SMALL, dict(batch_size=2, attention="flash")),
-    (SMALL, dict(batch_size=4, attention="manual", dtype="float32")),
-    (WIDE, dict(batch_size=2, attention="manual", recompute="attention", dtype="float32")),
+    (SMALL, dict(MANUAL, batch_size=4)),
     (SMALL, dict(batch_size=2, attention="flash", gradient_accumulation_steps=4)),
     (MANY_IDS, dict(batch_size=1, attention="flash")),
 ]
@@ -87,11 +62,8 @@ def step_of(model: GPT, run: Run):
     return step
 
 
-def memory_error(shape: dict, how: dict, gpus: int = 1) -> dict:
-    """A step's estimated and measured peak, both beyond weights and AdamW's moments, in bytes.
-
-    If `gpus` is more than 1, this process is one of as many.
-    """
+def memory_error(rank: int, gpus: int, shape: dict, how: dict) -> dict:
+    """A step's estimated and measured peak in one of `gpus` processes, beyond weights and AdamW's moments, in bytes."""
     run = Run(**dict(compile=False, parallel="fsdp" if gpus > 1 else "ddp", gpus=gpus, cpu=True) | how)
     torch.manual_seed(0)
     model = GPT(GPTConfig(**shape, attention=run.attention, recompute=run.recompute))
@@ -104,12 +76,3 @@ def memory_error(shape: dict, how: dict, gpus: int = 1) -> dict:
         step()
     estimate = Memory.of(model.config, run)
     return {"measured": peak_bytes(step, CPU), "estimate": estimate.total - estimate.weights - estimate.optimizer}
-
-
-def shared_error(shape: dict, how: dict) -> dict:
-    """memory_error of a model that two processes share."""
-    return launch.together(2, _measure_shared, shape, how)[0]
-
-
-def _measure_shared(rank, ranks, shape, how):
-    return memory_error(shape, how, gpus=ranks)
