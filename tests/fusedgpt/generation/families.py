@@ -17,7 +17,8 @@ FAMILIES = {
     "phi": dict(position="rotary", rope_fraction=0.5, parallel_block=True, tie_embeddings=False, output_bias=True),
     "odd": LLAMA | dict(n_head=3, n_embd=120, n_kv_head=1, tie_embeddings=False, window=1, window_pattern="LS"),
 }
-WINDOWS = ("mistral", "pattern", "odd")
+# (a family, the id at which its documents begin)
+WITHIN = [*((name, None) for name in FAMILIES), *((name, 3) for name in ("llama", "mistral", "pattern", "odd"))]
 
 
 def family(name, **changes):

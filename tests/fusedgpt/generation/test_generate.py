@@ -8,7 +8,7 @@ from fusedgpt.errors import UserError
 from fusedgpt.generation import generate
 from model import GPT, GPTConfig
 from tests.conftest import GPU
-from tests.fusedgpt.generation.families import FAMILIES, WINDOWS, family, greedy, ids
+from tests.fusedgpt.generation.families import WITHIN, family, greedy, ids
 
 S = 32
 NOT_IN_FLOAT32 = ("flash", "flash3", "flash4", "cudnn")  # on a GPU
@@ -65,29 +65,18 @@ def test_cached_equals_uncached(attention, device, document_start):
         assert_same_logits(net, text[:, :S], (1, 9, 21, 1), generate.new_cache(net.config))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "document_start"), WITHIN)
 @torch.no_grad()
-def test_every_family_generates_with_a_cache_what_it_does_without(name):
+def test_every_family_generates_with_a_cache_what_it_does_without(name, document_start):
     # the prompt is longer than the windows
-    net = family(name)
+    net = family(name, document_start=document_start)
     S = net.config.block_size
     text = net.generate(ids(3, 17), S - 17, temperature=0)
     assert_greedy(net, text, 17)
+    text[0, 4], text[1, [2, 9, 20]], text[2, [11, 30, 33]] = 3, 3, 3  # documents begin elsewhere in each sample
     for length in (0, S):  # a cache that grows, and one that has room for all
         assert_same_logits(net, text, [17] + [1] * (S - 17), generate.new_cache(net.config, length))
         assert_same_logits(net, text, [1, 1, 9, 3, 4, 1, 14, 2, S - 35], generate.new_cache(net.config, length))
-
-
-@pytest.mark.parametrize("name", ["gpt2", *WINDOWS])
-@torch.no_grad()
-def test_a_token_sees_neither_another_document_nor_beyond_its_window(name):
-    net = family(name, document_start=3)
-    S = net.config.block_size
-    text = ids(3, S)
-    text[0, 4], text[1, [2, 9, 20]], text[2, [11, 30, 33]] = 3, 3, 3  # they begin elsewhere in each sample
-    assert not torch.allclose(net(text, text)[0], family(name)(text, text)[0])
-    assert_same_logits(net, text, [12] + [1] * (S - 12), generate.new_cache(net.config))
-    assert_same_logits(net, text, [1, 9, 3, 20, 2, S - 35], generate.new_cache(net.config))
 
 
 @torch.no_grad()
@@ -159,32 +148,7 @@ def test_a_temperature_of_next_to_nothing_draws_the_likeliest(temperature):
     assert drawn([0.5, 2.0, 1.0, -float("inf")], temperature=temperature).tolist() == [0, 1, 0, 0]
 
 
-@pytest.mark.parametrize(
-    "options", [dict(temperature=-1.0), dict(temperature=float("nan")), dict(top_k=-1), dict(top_p=1.1)], ids=str
-)
+@pytest.mark.parametrize("options", [dict(temperature=-1.0), dict(top_k=-1), dict(top_p=1.1)], ids=str)
 def test_what_means_nothing_is_refused(options):
     with pytest.raises(UserError, match="must be 0 or more, and top_p at most 1"):
         drawn([1.0, 2.0], **options)
-
-
-def test_weights_that_have_diverged_are_one_sentence():
-    # it used to be a RuntimeError of torch.multinomial's
-    net = model()
-    with torch.no_grad():
-        net.transformer.ln_f.weight.fill_(float("nan"))
-    with pytest.raises(UserError, match="the model's logits are not finite"):
-        net.generate(torch.zeros(1, 3, dtype=torch.long), 2)
-
-
-def test_a_prompt_is_attended_to_in_its_own_dtype_on_a_cpu():
-    # the cache is float32 there: 2048 queries in it took three times as long as in bfloat16
-    seen, gpt = [], model().bfloat16()
-    for block in gpt.transformer.h:
-        attend = block.attn.attend
-        block.attn.attend = lambda q, k, v, *rest, attend=attend: (
-            seen.append((k.size(2), k.dtype)) or attend(q, k, v, *rest)
-        )
-    cache = generate.new_cache(gpt.config)
-    for part in torch.tensor([[5, 7, 11, 13]]).split([2, 1, 1], dim=1):
-        gpt(part, cache=cache)
-    assert seen == [(2, torch.bfloat16)] * 3 + [(3, torch.float32)] * 3 + [(4, torch.float32)] * 3
