@@ -2,15 +2,13 @@
 
 import os
 import signal
-import subprocess
 import sys
-import time
 
 import pytest
 
 from fusedgpt.runs.logger import Logger
 from tests.conftest import checkpoint_of, flags, rows, run, small
-from tests.launch import ROOT, script
+from tests.launch import script
 
 ENDLESS = dict(max_iters=100_000, eval_interval=100_000)
 
@@ -78,15 +76,3 @@ def test_ctrl_c_is_acknowledged_at_once_in_an_evaluation_too(tmp_path, data, mon
     said = "".join([*seen, capfd.readouterr().err])
     assert said == "\nSIGINT: stopping with a checkpoint; Ctrl-C again ends at once, without saving\n"
     assert rows(tmp_path, "eval") == []
-
-
-@pytest.mark.slow  # it imports PyTorch three times
-def test_ctrl_c_at_the_start_ends_at_once_without_a_traceback(tmp_path, data):
-    for seconds in (0.3, 1.0, 5.0):  # while PyTorch is imported, twice, and while the model is built
-        command = [sys.executable, "train.py", *flags(small(tmp_path, data, n_layer=2000))]
-        child = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-        time.sleep(seconds)
-        child.send_signal(signal.SIGINT)
-        _, err = child.communicate(timeout=30)
-        assert child.returncode == -signal.SIGINT, (seconds, err)
-        assert "Traceback" not in err

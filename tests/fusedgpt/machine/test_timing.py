@@ -1,10 +1,8 @@
 """Only the steps that count are timed, each by the device's own clock."""
 
-import contextlib
-import itertools
 import statistics
 import time
-import types
+from unittest import mock
 
 import pytest
 import torch
@@ -30,104 +28,38 @@ def test_a_turn_has_as_many_steps_as_fit_and_one_at_least(monkeypatch):
     assert turn(0.0001) == pytest.approx([10.0])
 
 
-def test_steps_on_a_gpu_are_timed_by_its_own_events(monkeypatch):
-    # in a stand-in for the device, events are stamped when recorded, and can be read after waiting for it
-    clock, waits = itertools.count(), []
-
-    class Event:
-        def __init__(self, enable_timing):
-            assert enable_timing
-
-        def record(self):
-            self.at = next(clock) ** 2
-
-        def elapsed_time(self, other):
-            assert waits
-            return other.at - self.at
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(None))
-    steps = timing.StepClock(torch.device("cuda"))
-    for _ in range(3):
-        steps.start()
-        steps.stop()
-    assert not waits
-    assert steps.read() == [1, 5, 9] and len(waits) == 1
-    assert steps.read() == []
+@pytest.fixture
+def gpu(monkeypatch):
+    """Stands for torch.cuda, torch.empty and a step, and notes what is called."""
+    stand_in = mock.MagicMock()
+    stand_in.Event.return_value.elapsed_time.return_value = 0.25
+    monkeypatch.setattr(torch, "cuda", stand_in)
+    monkeypatch.setattr(torch, "empty", stand_in.empty)
+    return stand_in
 
 
-class StandIns:
-    """What PyTorch has for CUDA graphs, without a GPU: `did` is what was asked of the device, in order."""
-
-    def __init__(self, monkeypatch):
-        self.did, self.stream = [], "main"
-        stream = types.SimpleNamespace(wait_stream=lambda other: None)
-        for name, stand_in in {
-            "Stream": lambda device: stream,
-            "current_stream": lambda device: stream,
-            "stream": self.on_side,
-            "CUDAGraph": lambda: types.SimpleNamespace(replay=self.note("replay")),
-            "graph": self.capture,
-            "Event": self.event,
-            "set_sync_debug_mode": self.did.append,
-            "synchronize": lambda *device: self.did.append("wait"),
-        }.items():
-            monkeypatch.setattr(torch.cuda, name, stand_in)
-        monkeypatch.setattr(torch, "empty", self.buffer)
-
-    def note(self, what):
-        return lambda: self.did.append(what)
-
-    @contextlib.contextmanager
-    def on_side(self, stream):
-        self.stream = "side"
-        try:
-            yield
-        finally:
-            self.stream = "main"
-
-    @contextlib.contextmanager
-    def capture(self, graph, stream):
-        self.did.append("capture")
-        yield
-        self.did.append("captured")
-
-    def event(self, enable_timing):
-        assert enable_timing
-        return types.SimpleNamespace(record=self.note("event"), elapsed_time=lambda end: 0.25)
-
-    def buffer(self, n, dtype, device):
-        return types.SimpleNamespace(zero_=self.note("flush"))
-
-    def step(self):
-        self.did.append(f"step on {self.stream}")
+def done(gpu):
+    names = {"step": "step", "set_sync_debug_mode": "debug", "graph().__enter__": "capture", "empty().zero_": "flush"}
+    names |= {"CUDAGraph().replay": "replay", "Event().record": "event", "synchronize": "wait"}
+    found = [names[name] for name, _, _ in gpu.mock_calls if name in names]
+    gpu.reset_mock()
+    return found
 
 
-GPU_7 = torch.device("cuda", 7)  # no test on a GPU has this one
-
-
-def test_a_gpu_is_timed_by_replays_from_a_cold_cache(monkeypatch):
+def test_a_gpu_is_timed_by_replays_from_a_cold_cache(gpu):
     # a kernel of 20 us took as long as Python needs to launch it
-    device = StandIns(monkeypatch)
-    turn, how = timing.of_a_kernel(device.step, GPU_7, warmup=2)
-    captured = ["error", "step on side", "default", "capture", "step on side", "captured", "default"]
-    assert device.did == [*["step on side"] * 2, *captured, "replay"]  # the first one uploads the graph
-    assert device.stream == "main"
-    device.did.clear()
+    turn, how = timing.of_a_kernel(gpu.step, torch.device("cuda", 7), warmup=2)
+    captured = ["debug", "step", "debug", "capture", "step", "debug"]
+    assert done(gpu) == ["step", "step", *captured, "replay"]  # the first replay uploads the graph
     assert turn.make(3) == [0.25] * 3 and how == "graph replay, cold L2"
-    assert device.did == [*["flush", "event", "replay", "event"] * 3, "wait"]
+    assert done(gpu) == [*["flush", "event", "replay", "event"] * 3, "wait"]
 
 
-def test_a_call_that_waits_for_the_gpu_is_never_captured(monkeypatch):
+def test_a_call_that_waits_for_the_gpu_is_never_captured(gpu):
     # a capture that fails leaves the random numbers of the GPU unusable: dropout after auto would end the run
-    def waits():
-        device.did.append("step")
-        if device.did[-2:] == ["error", "step"]:
-            raise RuntimeError("called a synchronizing CUDA operation")
-
-    device = StandIns(monkeypatch)
-    assert timing.of_a_kernel(waits, GPU_7, warmup=1)[1] == "calls"
-    assert device.did == ["step", "error", "step", "default", "step"] and device.stream == "main"
+    gpu.step.side_effect = [None, RuntimeError("called a synchronizing CUDA operation"), None]
+    assert timing.of_a_kernel(gpu.step, torch.device("cuda", 7), warmup=1)[1] == "calls"
+    assert done(gpu) == ["step", "debug", "step", "debug", "step"]
 
 
 @pytest.mark.gpu
