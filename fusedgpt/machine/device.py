@@ -39,19 +39,17 @@ def resolve_device(name: str, local_rank: int | None = None) -> torch.device:
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     """The dtype of matrix products that a setting names. 'auto' takes bfloat16 if the hardware has instructions for it.
 
-    No clock decides here: on a busy machine, ranks, or a run and the run that resumes it, would disagree. If the
-    setting names bfloat16, raises UserError on a GPU that only emulates it, and warns on such a CPU.
+    No clock decides here: on a busy machine, ranks, or a run and the run that resumes it, would disagree. Warns if the
+    setting names bfloat16 and the hardware only emulates it.
     """
-    if device.type == "cuda" and name in ("auto", "bfloat16"):
-        if torch.cuda.is_bf16_supported(including_emulation=False):
-            return torch.bfloat16
-        if name == "bfloat16":
-            raise UserError(f"{torch.cuda.get_device_name(device)} only emulates bfloat16: give --dtype=float16")
-        return torch.float16
+    if device.type == "cuda":
+        has, other = torch.cuda.is_bf16_supported(including_emulation=False), "float16"
+    else:
+        has, other = device.type == "cpu" and cpu_multiplies_bfloat16(), "float32"
     if name == "auto":
-        return torch.bfloat16 if device.type == "cpu" and cpu_multiplies_bfloat16() else torch.float32
-    if name == "bfloat16" and device.type == "cpu" and not cpu_multiplies_bfloat16():
-        said = "this CPU only emulates bfloat16, and float32 is many times as fast: give --dtype=float32"
+        return torch.bfloat16 if has else DTYPES[other]
+    if name == "bfloat16" and not has and device.type != "mps":
+        said = f"this {device.type} device only emulates bfloat16: give --dtype={other}, which is many times as fast"
         warnings.warn(said, stacklevel=1)  # from one line, so that Python seldom repeats it
     return DTYPES[name]
 
