@@ -40,7 +40,7 @@ from fusedgpt.errors import TRAIN_WITH_LESS, UserError, one_sentence
 from fusedgpt.estimates import fits
 from fusedgpt.home import ROOT
 from fusedgpt.machine import determinism, files, memory, timing
-from fusedgpt.machine.device import autocast, graphs_compiled, require_no_accumulation, resolve_device, resolve_dtype
+from fusedgpt.machine.device import autocast, cuda_graphs, graphs_compiled, resolve_device, resolve_dtype
 from fusedgpt.machine.signals import catch_signals
 from fusedgpt.parallel import distributed
 from fusedgpt.runs import budget, checkpoint, resume, run_folder
@@ -272,7 +272,6 @@ def rehearse(run: Run, chosen: tuning.Settled, case: Case) -> None:
     graphs were asked for and a step could not use them.
     """
     s, state, ranks, logger = run.s, run.state, run.ranks, run.logger
-    require_no_accumulation(case.device, chosen.compiled and not s.eval_only, len(run.micro_steps))
 
     def forward_backward():
         # without the sync, FSDP would add this gradient to the first step's
@@ -289,6 +288,8 @@ def rehearse(run: Run, chosen: tuning.Settled, case: Case) -> None:
         before = graphs_compiled()
         forward_backward()
         graphs = graphs_compiled() - before
+        if cuda_graphs(case.device) and len(run.micro_steps) > 1:  # they overwrite gradients (pytorch#96693)
+            raise UserError("TORCHINDUCTOR_CUDAGRAPHS=1 allows one micro-step in each process alone: unset it")
         receipt = observe(forward_backward, run.trace, state.model.config.padded_vocab_size)
         if reason := contradiction(chosen.attention, receipt, case):
             raise UserError(reason)

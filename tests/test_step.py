@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 import plot
 import train
+from fusedgpt.errors import UserError
 from fusedgpt.machine import memory, timing
 from fusedgpt.machine.device import autocast
 from fusedgpt.parallel import distributed
@@ -142,14 +143,12 @@ def test_each_pass_of_a_rehearsal_begins_without_gradients(tmp_path, data, monke
     assert left == [[], []]
 
 
-@pytest.mark.parametrize(("eval_only", "asked"), [(False, True), (True, False)])
-def test_a_run_asks_whether_its_steps_can_use_cuda_graphs(tmp_path, data, monkeypatch, eval_only, asked):
-    told = []
-    monkeypatch.setattr(train, "require_no_accumulation", lambda *args: told.append(args))
-    monkeypatch.setattr(train.tuning, "resolve_compile", lambda *_: (True, ""))
-    monkeypatch.setattr(GPT, "compile", lambda self: None)
-    run(tmp_path, data, max_iters=1, gradient_accumulation_steps=3, eval_only=eval_only)
-    assert told == [(torch.device("cpu"), asked, 3)]
+def test_cuda_graphs_are_refused_with_several_micro_steps(tmp_path, data, monkeypatch):
+    # the second micro-step overwrote the gradients of the first: an error, or wrong gradients in silence
+    monkeypatch.setattr(train, "cuda_graphs", lambda device: True)
+    run(tmp_path / "one", data, max_iters=1)
+    with pytest.raises(UserError, match="TORCHINDUCTOR_CUDAGRAPHS=1"):
+        run(tmp_path / "several", data, max_iters=1, gradient_accumulation_steps=3)
 
 
 def test_times_are_true_of_steps_that_are_read_later(tmp_path, data, monkeypatch):

@@ -119,20 +119,7 @@ def cuda_graphs(device: torch.device) -> bool:
     """Whether all graphs that torch.compile has made are replayed as CUDA graphs. PyTorch leaves out some."""
     if device.type != "cuda" or not graphs_compiled():
         return False
-    return _asks_for_graphs() and not sys.modules["torch._dynamo"].utils.counters["inductor"]["cudagraph_skips"]
-
-
-def _asks_for_graphs():
     from torch._inductor import config  # takes a second to import
 
-    return config.triton.cudagraphs
-
-
-def require_no_accumulation(device: torch.device, compiled: bool, micro_steps: int) -> None:
-    """Raise UserError if CUDA graphs would be replayed for several micro-steps of a step (pytorch#96693)."""
-    if device.type == "cuda" and compiled and micro_steps > 1 and _asks_for_graphs():
-        raise UserError(
-            f"TORCHINDUCTOR_CUDAGRAPHS=1 with {micro_steps} micro-steps in each process is refused, because replayed"
-            " CUDA graphs overwrite the gradients of the micro-step before: lower gradient_accumulation_steps to the"
-            " number of processes and raise batch_size, or unset the variable"
-        )
+    skipped = sys.modules["torch._dynamo"].utils.counters["inductor"]["cudagraph_skips"]
+    return config.triton.cudagraphs and not skipped

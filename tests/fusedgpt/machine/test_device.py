@@ -6,7 +6,7 @@ from torch._inductor import config
 
 from fusedgpt.errors import UserError
 from fusedgpt.machine import device
-from fusedgpt.machine.device import DTYPES, cuda_graphs, require_no_accumulation, resolve_device, resolve_dtype
+from fusedgpt.machine.device import DTYPES, cuda_graphs, resolve_device, resolve_dtype
 
 CPU = torch.device("cpu")
 
@@ -60,17 +60,6 @@ def test_cuda_graphs_count_only_if_pytorch_left_none_out(monkeypatch):
         assert not cuda_graphs(gpu)
     counts["inductor"]["cudagraph_skips"] = 0
     assert not cuda_graphs(gpu)
-
-
-def test_cuda_graphs_are_refused_with_several_micro_steps():
-    # the second micro-step overwrote the gradients of the first: an error, or wrong gradients in silence
-    gpu = torch.device("cuda")
-    with config.patch({"triton.cudagraphs": True}):
-        with pytest.raises(UserError, match="with 4 micro-steps in each process is refused"):
-            require_no_accumulation(gpu, True, 4)
-        for allowed in ((gpu, True, 1), (gpu, False, 4), (CPU, True, 4)):
-            require_no_accumulation(*allowed)
-    require_no_accumulation(gpu, True, 4)
 
 
 def test_tf32_is_as_it_was_after_an_error():
