@@ -21,9 +21,6 @@ def seed(*stream: int | str) -> None:
 
 
 def require_deterministic() -> None:
-    """Let PyTorch raise an error for every operation that is not deterministic, from here on.
-
-    Inductor then no longer chooses kernels by their time, because another choice would round differently.
-    """
+    """Let PyTorch raise an error for what is not deterministic. Inductor then chooses no kernels by their time."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with a fixed workspace
     torch.use_deterministic_algorithms(True)

@@ -15,8 +15,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def resolve_device(name: str, local_rank: int | None = None) -> torch.device:
     """The device that a setting names; 'auto' takes a GPU if there is one. Raises UserError if it is not here.
 
-    Under torchrun each rank takes the GPU of its `local_rank`, even if the setting names another, so that no two ranks
-    share a GPU.
+    Under torchrun each rank takes the GPU of its `local_rank`, even if the setting names another.
     """
     here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
@@ -39,8 +38,7 @@ def resolve_device(name: str, local_rank: int | None = None) -> torch.device:
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     """The dtype of matrix products that a setting names. 'auto' takes bfloat16 if the hardware has instructions for it.
 
-    No clock decides here: on a busy machine, ranks, or a run and the run that resumes it, would disagree. Warns if the
-    setting names bfloat16 and the hardware only emulates it.
+    No clock decides here: on a busy machine, ranks would disagree. Warns of bfloat16 that is only emulated.
     """
     if device.type == "cuda":
         has, other = torch.cuda.is_bf16_supported(including_emulation=False), "float16"

@@ -49,10 +49,7 @@ class Lock(contextlib.AbstractContextManager):
         self.close()
 
     def check(self) -> None:
-        """Raise UserError if the folder was moved or removed, or has another lock.
-
-        Call it before each write, which would make the folder anew, or replace what another process has written there.
-        """
+        """Raise UserError if the folder was moved or removed, or has another lock: call it before each write."""
         with contextlib.suppress(OSError):
             if os.path.samefile(self.file.name, self.file.fileno()):
                 return
@@ -91,8 +88,7 @@ def _no_link(path, flags):
 def link(path: str | os.PathLike, name: str | os.PathLike) -> None:
     """Give the file `path` a second `name`: a hard link, or a copy where that fails. Replaces an older `name`.
 
-    A link is as good as a copy, because `atomic` replaces files and never writes into them. Raises UserError if the
-    disk refuses.
+    A link is as good as a copy, because `atomic` replaces files. Raises UserError if the disk refuses.
     """
     aside = pathlib.Path(name).with_name(".link.tmp")  # always this name, so that the next link removes a leftover
     with contextlib.suppress(OSError):

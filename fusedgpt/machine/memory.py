@@ -69,8 +69,7 @@ def peak_bytes(step: Callable[[], object], device: torch.device) -> int:
 def total_memory(device: torch.device) -> float:
     """Bytes of memory of a GPU, otherwise of the machine or its container; infinite where there is no Linux.
 
-    The system kills a process that exceeds the limit of a control group (version 2), without a word. Docker, SLURM and
-    systemd set such limits.
+    Docker, SLURM and systemd limit control groups (version 2): the system kills a process that exceeds one.
     """
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory

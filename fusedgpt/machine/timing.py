@@ -1,8 +1,4 @@
-"""Time steps in milliseconds. Every reading of the clock waits for the device first.
-
-Triton has no timer for what is wanted here: its do_bench includes gaps between launches if launching takes longer than
-running, and its do_bench_cudagraph leaves the inputs in the L2 cache and gives no samples.
-"""
+"""Time steps in milliseconds. Triton's timers include gaps between launches, or leave inputs in the L2 cache."""
 
 import contextlib
 import functools
@@ -22,23 +18,21 @@ class StepClock:
     """
 
     def __init__(self, device: torch.device):
-        self.device, self.starts, self.stops = device, [], []
+        self.device, self.marks = device, []
 
     def start(self) -> None:
-        self.starts.append(self._mark())
+        self.marks.append(self._mark())
 
     def stop(self) -> None:
-        self.stops.append(self._mark())
+        self.marks.append(self._mark())
 
     def read(self) -> list[float]:
         """Milliseconds of each step since the last call."""
+        marks, self.marks = self.marks, []
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-            ms = [start.elapsed_time(stop) for start, stop in zip(self.starts, self.stops)]
-        else:
-            ms = [1e3 * (stop - start) for start, stop in zip(self.starts, self.stops)]
-        self.starts, self.stops = [], []
-        return ms
+            return [start.elapsed_time(stop) for start, stop in zip(marks[::2], marks[1::2])]
+        return [1e3 * (stop - start) for start, stop in zip(marks[::2], marks[1::2])]
 
     def _mark(self):
         if self.device.type == "cuda":

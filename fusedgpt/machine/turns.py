@@ -1,8 +1,7 @@
 """Contenders take turns: how much faster one is than another, on a machine that other programs use too.
 
-A lap gives each contender one turn of a fraction of a second, in a new random order. Load that comes and goes hits all
-of them alike, so the ratio of two contenders is taken within each lap. What is published is the median ratio of all
-laps, and its interval by order statistics, which needs no assumption about the distribution.
+A lap gives each contender one turn of a fraction of a second, in a new random order. Load hits all of them alike, so a
+ratio is taken within each lap: the median of all laps, with an interval by order statistics.
 """
 
 import random
@@ -54,9 +53,9 @@ class Laps:
     def by_speed(self) -> list[Hashable]:
         """The contenders that did not fail, from the fastest on; one that was dropped is judged by its own laps."""
         timed = [name for name in dict.fromkeys(name for lap in self.ms for name in lap) if name not in self.failed]
-        base = next(iter(self.turns), None)  # it ran in every lap
-        if base is None:
+        if not self.turns:
             return sorted(timed, key=lambda name: statistics.median(self.of(name)))
+        base = next(iter(self.turns))  # it ran in every lap
         return sorted(timed, key=lambda name: -statistics.median(ratios(self.ms, name, base)))
 
 

@@ -13,10 +13,7 @@ LOADAVG = pathlib.Path("/proc/loadavg")  # Linux: its fourth field begins with t
 
 
 def passively_if_busy() -> dict[str, str]:
-    """The environment variable that lets threads wait passively if the machine is busy; {} if it is not, or is set.
-
-    PyTorch reads it when it is imported.
-    """
+    """The variable, for PyTorch's import, that lets threads wait passively if others are busy; {} if it is set."""
     if "OMP_WAIT_POLICY" in os.environ or not LOADAVG.exists():
         return {}
     running = []
