@@ -1,8 +1,6 @@
 """What is written beside a figure."""
 
 import subprocess
-import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,25 +12,15 @@ from fusedgpt.machine.environment import FLASH_PACKAGES, commit, environment
 def test_environment_names_what_a_figure_depends_on():
     found = environment(torch.device("cpu"))
     assert found["torch"] == torch.__version__ and found["device"] and found["threads"] >= 1
-
-
-def test_a_gpu_is_recorded_with_the_packages_that_its_kernels_are_from(monkeypatch):
     # rows of flash3 and flash4 went on over an upgrade of their packages, whose versions no header had
-    monkeypatch.setattr("importlib.metadata.version", lambda package: f"1.0 of {package}")
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1))
     of_kernels = {kernel.package for kernel in KERNELS.values()} - {""}
     assert set(FLASH_PACKAGES) == of_kernels | {"flash-attn"}  # which transformers uses
-    assert {name: f"1.0 of {name}" for name in FLASH_PACKAGES}.items() <= environment(torch.device("cuda")).items()
-    assert not environment(torch.device("cpu")).keys() & set(FLASH_PACKAGES)  # their kernels run on GPUs only
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="the stand-in is a shell script")
 @pytest.mark.parametrize(
     ("level", "has", "said"),
     [
         ("AVX2", ["avx2"], "AVX2"),
-        ("AVX512", ["avx512_bf16"], "AVX512+bfloat16"),
         ("AVX512", ["avx512_bf16", "amx_tile"], "AVX512+bfloat16+AMX"),
     ],
 )

@@ -1,24 +1,13 @@
 """Ratios within laps, intervals by order statistics, random order; a race drops who is far behind."""
 
-import random
 import statistics
 import time
 
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from fusedgpt.machine import timing, turns
-
-
-def test_the_interval_is_that_of_the_binomial():
-    # scipy is a library; the rule by hand: the k-th and the k-th but last value, k from the binomial of 1/2
-    values = [float(n) for n in random.Random(1).sample(range(1000), 40)]
-    k = next(k for k in range(20, 0, -1) if 2 * stats.binom.cdf(k - 1, 40, 0.5) <= 0.05)
-    assert turns.interval(values) == (sorted(values)[k - 1], sorted(values)[-k])
-    assert turns.interval([1.0] * 5) == (0.0, float("inf"))  # 2 / 2**5 is more than 5 %
-    assert turns.interval([3.0, 1.0, 2.0, 6.0, 5.0, 4.0]) == (1.0, 6.0)
 
 
 def test_the_interval_holds_the_median_in_95_of_100_samples():
@@ -29,6 +18,8 @@ def test_the_interval_holds_the_median_in_95_of_100_samples():
         low, high = turns.interval((draw.lognormal(0.0, 2.0, 25)).tolist())
         held += low <= 1.0 <= high
     assert 0.93 <= held / 400 <= 0.99
+    assert turns.interval([1.0] * 5) == (0.0, float("inf"))  # 2 / 2**5 is more than 5 %
+    assert turns.interval([3.0, 1.0, 2.0, 6.0, 5.0, 4.0]) == (1.0, 6.0)
 
 
 def test_a_ratio_is_taken_within_each_lap():

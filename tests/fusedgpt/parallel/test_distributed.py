@@ -19,7 +19,6 @@ from tests.launch import FORKS, POOL, sentence, together
 
 CPU = torch.device("cpu")
 PLACE = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-linux = pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs Linux's /proc")
 
 
 def start(work, *args, port):
@@ -127,7 +126,7 @@ def listening():
     return {socket: address for socket, address in found.items() if socket in mine}
 
 
-@linux
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs Linux's /proc")
 @pytest.mark.parametrize("address", ["localhost", "127.0.0.1"])
 def test_ranks_of_one_machine_listen_on_it_alone(address):
     # the store of rank 0 listened on all interfaces: whoever reached it could write what ranks unpickle
