@@ -50,7 +50,7 @@ test: setup
 # All there is, one after another; the GitHub workflow runs these side by side
 test-all: test-slow test-avx2 lowering
 
-# Programs that open our exports, each in a folder of its own: tests/test_other_programs.py
+# Programs that open our exports, each in a folder of its own: tests/test_transformers_4.py, tests/test_other_programs.py
 OTHERS := $(abspath $(VENV))/others
 other-programs: $(OTHERS)/.installed
 

@@ -6,13 +6,17 @@ NANOGPT=path/to/its/clone python -m pytest tests/test_nanogpt.py
 import importlib.util
 import os
 import pathlib
+import subprocess
+import sys
 
 import pytest
 import torch
 
+import export
 from fusedgpt.runs import checkpoint
 from model import GPT
 from tests.conftest import checkpoint_of, rows, run
+from tests.launch import script
 
 NANOGPT = os.environ.get("NANOGPT")
 pytestmark = pytest.mark.skipif(not NANOGPT, reason="NANOGPT names no clone of nanoGPT")
@@ -39,14 +43,12 @@ def clear(model):
 
 
 @torch.no_grad()
-def logits(model):
-    return model.eval()(IDX, IDX)[0]
-
-
-def assert_has_the_logits(saved, want):
-    """Our model of the checkpoint `saved` has the logits `want`; with the tanh form of GELU it would have others."""
-    torch.testing.assert_close(logits(GPT.from_checkpoint(saved)), want, rtol=1e-5, atol=1e-5)
-    assert (logits(GPT.from_checkpoint(saved, activation="gelu_tanh")) - want).abs().max() > 1e-4
+def assert_has_the_logits(saved, theirs):
+    """Our model of the checkpoint `saved` has the logits of `theirs`; with GELU's tanh form it would have others."""
+    want = theirs.eval()(IDX, IDX)[0]
+    ours, tanh = (GPT.from_checkpoint(saved, **own).eval()(IDX, IDX)[0] for own in ({}, {"activation": "gelu_tanh"}))
+    torch.testing.assert_close(ours, want, rtol=1e-5, atol=1e-5)
+    assert (tanh - want).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -59,7 +61,7 @@ def test_nanogpts_checkpoint_opens_here_and_goes_on(nanogpt, tmp_path, data, cap
     state = {"model": theirs.state_dict(), "optimizer": optimizer.state_dict(), "model_args": args}
     state |= {"iter_num": 1, "best_val_loss": torch.tensor(9.0), "config": {"dataset": str(data), "bias": bias}}
     torch.save(state, tmp_path / "ckpt.pt")
-    assert_has_the_logits(checkpoint.load(tmp_path / "ckpt.pt"), logits(theirs))
+    assert_has_the_logits(checkpoint.load(tmp_path / "ckpt.pt"), theirs)
     run(tmp_path, data, init_from="resume", max_iters=3, learning_rate=1e-3)
     assert [row["iter"] for row in rows(tmp_path)] == [1, 2]
     assert capsys.readouterr().out.count(checkpoint.NANOGPTS_ACTIVATION) == 1
@@ -73,5 +75,21 @@ def test_our_checkpoint_opens_in_nanogpt(nanogpt, tmp_path, data, bias):
     theirs.load_state_dict(saved["model"])
     optimizer = theirs.configure_optimizers(0.1, 1e-2, (0.9, 0.95), "cpu")
     optimizer.load_state_dict(saved["optimizer"])
-    assert_has_the_logits(checkpoint.load(tmp_path / "ckpt.pt"), logits(theirs))
+    assert_has_the_logits(checkpoint.load(tmp_path / "ckpt.pt"), theirs)
     assert saved["iter_num"] == 60 and saved["best_val_loss"] < 9 and saved["config"]["dataset"] == str(data)
+
+
+@pytest.mark.slow
+def test_nanogpts_sample_py_draws_from_an_export(nanogpt, tmp_path, data):
+    export.main(run(tmp_path / "run", data, activation="gelu"), tmp_path / "out", "nanogpt")
+    # nanoGPT looks for meta.pkl in data/ of the folder where it runs
+    for name in ("model.py", "sample.py", "configurator.py"):
+        (tmp_path / name).symlink_to(pathlib.Path(NANOGPT).resolve() / name)
+    meta = tmp_path / "data" / data.name / "meta.pkl"
+    meta.parent.mkdir(parents=True)
+    (tmp_path / "out" / "meta.pkl").rename(meta)
+    flags = ["--out_dir=out", "--device=cpu", "--dtype=float32", "--num_samples=1", "--max_new_tokens=40", "--start=AB"]
+    command = [sys.executable, "sample.py", *flags, "--top_k=1"]
+    theirs = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, check=True).stdout
+    ours = script("sample.py", *flags[1:], f"--out_dir={tmp_path / 'run'}", "--temperature=0.0").stdout
+    assert theirs.partition("...\n")[2].splitlines()[0] in ours

@@ -1,10 +1,9 @@
-"""Exports, opened by the programs that they are for: they give the text that the model itself gives, and the same ids.
+"""Exports, opened by llama.cpp: they give the text that the model itself gives, and the same ids.
 
-    make other-programs                                 # transformers 4 and llama.cpp, each into a folder of its own
-    TRANSFORMERS_4=FOLDER LLAMA_CPP=FOLDER NANOGPT=FOLDER python -m pytest -m '' -s tests/test_other_programs.py
+    make other-programs                                 # llama.cpp, as xllamacpp, into a folder of its own
+    LLAMA_CPP=FOLDER python -m pytest -m '' -s tests/test_other_programs.py
 
-A FOLDER has what `pip install --target` put there: transformers 4, or llama.cpp as xllamacpp; nanoGPT's is a clone.
-What is not named is skipped. transformers 5 runs in the process of the tests.
+It is skipped if no folder is named.
 """
 
 import contextlib
@@ -16,9 +15,7 @@ import pathlib
 import subprocess
 import sys
 import unicodedata
-from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 
@@ -48,24 +45,6 @@ FAMILIES = {  # the settings of a model, by its family
     "qwen3": ROTARY | dict(qk_norm=True, head_size=48, tie_embeddings=True),
     "phi": dict(position="rotary", rope_fraction=0.5, parallel_block=True, output_bias=True, tie_embeddings=False),
 }
-HERE = "transformers 5"
-FOLDERS = {HERE: "", "transformers 4": os.environ.get("TRANSFORMERS_4")}
-TRANSFORMERS = """
-import json, sys, torch, transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
-def answer(asked):
-    folder = asked["folder"]
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder).eval()
-    generate = pipeline("text-generation", model=folder, device="cpu")
-    with torch.no_grad():
-        logits = model(torch.tensor([asked["ids"]])).logits[0, -LAST:].tolist()
-    text = generate(asked["prompt"], max_new_tokens=asked["new"], do_sample=False)[0]["generated_text"]
-    encoded = [tokenizer(text).input_ids for text in asked["texts"]]
-    decoded = [tokenizer.decode(each) for each in encoded]
-    about = dict(version=transformers.__version__, end=tokenizer.eos_token_id)
-    return dict(text=text, logits=logits, encoded=encoded, decoded=decoded, **about)
-json.dump(list(map(answer, json.load(sys.stdin))), sys.stdout)
-"""
 LLAMA_CPP = """
 import json, sys, urllib.request, xllamacpp
 def answer(asked):
@@ -109,13 +88,13 @@ def meta(kind):
 class Trained:
     """A run on SONNETS in a tokenizer, and what its model says. family: None: GPT-2."""
 
-    def __init__(self, folder, kind, activation, family=None, **settings):
+    def __init__(self, folder, kind, activation, family=None):
         self.name, self.run, data = f"{family or 'gpt2'}, {kind}, {activation}", folder / "run", folder / "data"
         self.tokenizer = Tokenizer(meta(kind))
         ids = self.tokenizer.encode_text(self.known(SONNETS))
         prepare.write(data, {"train": [ids], "val": [ids]}, "sonnets", **meta(kind))
         with contextlib.redirect_stdout(io.StringIO()):
-            how = SIZES | (OF_GPT2S if kind == "gpt2" else {}) | FAMILIES.get(family, {}) | settings
+            how = SIZES | (OF_GPT2S if kind == "gpt2" else {}) | FAMILIES.get(family, {})
             run(self.run, data, activation=activation, **how)
         self.saved, self.activation = run_folder.load_best(self.run)[0], activation
         self.model = GPT.from_checkpoint(self.saved).eval()
@@ -147,7 +126,7 @@ class Trained:
 def opened(packages, program, format, runs, folder):
     """Export each of the `runs`, and ask `program` about all of them. The answers, in this order.
 
-    packages: the folder with those that the program needs; empty: it needs none but those of this process.
+    packages: the folder with those that the program needs.
     """
     asked = []
     for number, one in enumerate(runs):
@@ -155,11 +134,6 @@ def opened(packages, program, format, runs, folder):
         asked.append(dict(folder=str(folder / str(number)), prompt=PROMPT, new=NEW, ids=one.ids, texts=one.texts))
         asked[-1] |= dict(context=one.model.config.block_size)
     program = f"LAST = {LAST}\n{program}"
-    if not packages:
-        said = io.StringIO()
-        with mock.patch.object(sys, "stdin", io.StringIO(json.dumps(asked))), contextlib.redirect_stdout(said):
-            exec(program, {})
-        return json.loads(said.getvalue())
     env = {**os.environ, "PYTHONPATH": str(pathlib.Path(packages).resolve())}
     how = dict(input=json.dumps(asked), text=True, stdout=subprocess.PIPE, cwd=folder, env=env, timeout=1800)
     return json.loads(subprocess.run([sys.executable, "-c", program], check=True, **how).stdout)
@@ -169,38 +143,6 @@ def opened(packages, program, format, runs, folder):
 def trained(tmp_path_factory):
     """`Trained` by tokenizer, activation and family; each is trained once."""
     return functools.cache(lambda *what: Trained(tmp_path_factory.mktemp("trained"), *what))
-
-
-def compare_with_transformers(version, runs, folder):
-    """Texts, logits and ids of the `runs`, as this transformers has them and as the models have them."""
-    pytest.importorskip("transformers", minversion="5")
-    for one, found in zip(runs, opened(FOLDERS[version], TRANSFORMERS, "hf", runs, folder), strict=True):
-        ours = one.logits(one.activation).numpy()
-        gap = np.abs(np.array(found["logits"])[:, : ours.shape[1]] - ours).max()  # theirs may have more ids
-        assert found["version"].startswith(version[-1])
-        assert found["text"] == one.text() and gap < 1e-4, one.name
-        for text, encoded, decoded in zip(one.texts, found["encoded"], found["decoded"], strict=True):
-            # for any qwen2, AutoTokenizer of transformers 5 normalizes and splits texts as Qwen does
-            if not (version == HERE and one.name.startswith("qwen2")):
-                assert encoded == one.tokenizer.encode(text) and decoded == text
-        assert found["end"] == one.tokenizer.end_of_text
-
-
-def test_transformers_5_says_what_the_model_says(tmp_path):
-    quick = dict(max_iters=20, eval_interval=20, batch_size=4)
-    compare_with_transformers(HERE, [Trained(tmp_path / "trained", "byte", "gelu_tanh", "llama", **quick)], tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("version", FOLDERS)
-def test_transformers(version, trained, tmp_path):
-    # transformers 4.57 did not know the tokenizer's class, "TokenizersBackend"
-    if FOLDERS[version] is None:
-        pytest.skip("TRANSFORMERS_4 names no folder that has transformers 4")
-    runs = [trained(kind, "gelu") for kind in ("byte", "char", "char without end", "json", *GPT2S)]
-    runs += [trained("byte", "gelu_tanh", family) for family in FAMILIES]
-    compare_with_transformers(version, runs, tmp_path)
 
 
 @pytest.mark.slow
@@ -226,27 +168,3 @@ def test_llama_cpp(trained, tmp_path):
         assert found["ended"] == (one.tokenizer.end_of_text in one.likeliest())
         assert found["text"] == one.text("ignore"), one.name
         assert gap < 5e-3, one.name  # llama.cpp reads GELU from a table of float16
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("kind", "activation"),
-    [("char", "gelu"), ("char", "gelu_tanh"), *((each, "gelu") for each in GPT2S)],
-)
-def test_nanogpts_sample_py(kind, activation, trained, tmp_path):
-    if not (nanogpt := os.environ.get("NANOGPT")):
-        pytest.skip("NANOGPT names no clone of nanoGPT")
-    one = trained(kind, activation)
-    export.main(one.run, tmp_path / "out", "nanogpt")
-    # nanoGPT looks for meta.pkl in data/ of the folder where it runs
-    for name in ("model.py", "sample.py", "configurator.py"):
-        (tmp_path / name).symlink_to(pathlib.Path(nanogpt).resolve() / name)
-    if kind != "gpt2":
-        (tmp_path / "data" / "data").mkdir(parents=True)
-        (tmp_path / "out" / "meta.pkl").rename(tmp_path / "data" / "data" / "meta.pkl")
-    flags = ["--out_dir=out", "--device=cpu", "--top_k=1", "--num_samples=1", f"--max_new_tokens={NEW}"]
-    command = [sys.executable, "sample.py", *flags, f"--start={PROMPT}"]
-    said = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, check=True, timeout=500).stdout
-    text = said.partition("...\n")[2].removesuffix("\n---------------\n")
-    assert text.partition("<|endoftext|>")[0] == one.text()
