@@ -117,6 +117,8 @@ def race(turns: Mapping[Hashable, Turn], seconds: float, turn: float = 0.0) -> L
         middle = {name: statistics.median(laps.of(name)) for name in laps.turns}
         for name in [name for name in middle if middle[name] > behind * min(middle.values())]:
             del laps.turns[name]
+        if len(laps.turns) == 1:
+            break
     if laps.failed and not laps.by_speed():
         raise next(iter(laps.failed.values()))
     return laps
