@@ -54,7 +54,7 @@ def parser(script: str, description: str, reading: bool = True) -> argparse.Argu
 def files(args: argparse.Namespace, paragraphs: bool = False) -> Files:
     """The texts of --input, read as the options of `parser` say."""
     skip = args.skip_unreadable == "True"
-    return Files(args.input, args.out_dir, args.text_column, args.encoding, paragraphs, skip)
+    return Files(args.input, args.text_column, args.encoding, paragraphs, skip)
 
 
 def beside(script: str) -> list[pathlib.Path]:

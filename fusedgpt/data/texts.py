@@ -48,15 +48,15 @@ def stamp(path: pathlib.Path) -> list:
     return [str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns]
 
 
-def found(paths: Sequence[pathlib.Path], out_dir: pathlib.Path) -> list[pathlib.Path]:
-    """The files to read, of those that `paths` name or contain. Prints what is left out.
+def found(paths: Sequence[pathlib.Path]) -> list[pathlib.Path]:
+    """The files to read, of those that `paths` name or contain. Prints how many are left out.
 
-    Left out of folders are hidden files, files of other kinds, and the meta.json of data sets, as in `out_dir`. Raises
-    UserError if there is nothing to read.
+    Left out of folders are hidden files, files of other kinds, and the meta.json of data sets. Raises UserError if
+    there is nothing to read.
     """
     files, left_out = {}, 0
     for path in paths:
-        for file in [path] if path.is_file() else _inside(path, out_dir):
+        for file in [path] if path.is_file() else _inside(path):
             if (file == path or (kind_of(file) and file.is_file())) and file.stat().st_size:
                 files.setdefault(file.resolve(), file)  # a document that is there twice could be in both splits
             else:
@@ -71,7 +71,7 @@ def found(paths: Sequence[pathlib.Path], out_dir: pathlib.Path) -> list[pathlib.
     return list(files.values())
 
 
-def _inside(folder, out_dir):
+def _inside(folder):
     """All files in and below a folder, sorted, without hidden ones and the locks ~$… of documents that are open."""
 
     def refuse(error):
@@ -84,9 +84,8 @@ def _inside(folder, out_dir):
             continue
         been.add(real)
         folders[:] = [name for name in folders if not name.startswith(".")]
-        if real == os.path.realpath(out_dir) or "train.bin" in names:
-            names = [name for name in names if name != "meta.json"]
-        files += [pathlib.Path(root, name) for name in names if not name.startswith((".", "~$"))]
+        left_out = ("meta.json",) * ("train.bin" in names)
+        files += [pathlib.Path(root, name) for name in names if not name.startswith((".", "~$", *left_out))]
     return sorted(files)
 
 
@@ -117,7 +116,6 @@ class Files:
     def __init__(
         self,
         paths: list[pathlib.Path],
-        out_dir: pathlib.Path,
         column: str | None = None,
         encoding: str | None = None,
         paragraphs: bool = False,
@@ -125,7 +123,7 @@ class Files:
     ):
         self.paragraphs, self.skip = paragraphs, skip_unreadable
         self.source = name_of(paths[0]) + f" and {len(paths) - 1} more" * (len(paths) > 1)
-        self.files = found(paths, out_dir)
+        self.files = found(paths)
         rows = [file for file in self.files if kind_of(file) in TABLES]
         self.columns = per_file("text_column", column, "text", rows)
         self.encodings = per_file("encoding", encoding, None, self.files)

@@ -16,7 +16,7 @@ WORDS = "the quick brown fox jumps over the lazy dog, isn't it? 漢字 <|endofte
 @pytest.fixture
 def text(tmp_path):
     (tmp_path / "text.txt").write_text(WORDS * 200, encoding="utf-8")
-    return Files([tmp_path / "text.txt"], tmp_path)
+    return Files([tmp_path / "text.txt"])
 
 
 def bpe():

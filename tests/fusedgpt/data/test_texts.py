@@ -22,10 +22,10 @@ zstandard = pytest.importorskip("zstandard")
 TEXTS = ["one\nline more", 'with "quotes", commas', "äöü 漢字", "007", "NA", "2020-01-01", "null"]
 
 
-def documents(paths, out_dir=None, corpus=None, **options):
+def documents(paths, corpus=None, **options):
     """The documents of files, joined from their fragments."""
     found, text = [], ""
-    corpus = corpus or Files(paths, out_dir or paths[0].parent / "out", **options)
+    corpus = corpus or Files(paths, **options)
     for file in corpus.files:
         for fragment, last in corpus.read(file):
             text += fragment
@@ -161,10 +161,10 @@ def test_a_data_set_of_the_hub_is_read_file_by_file(tmp_path):
         parquet.write_table(pyarrow.table(rows), tmp_path / f"train-{n:05}-of-00003.parquet")
     hub = Hub("someone/texts", f"{tmp_path}/train-*.parquet")
     assert len(hub.files) == 3
-    assert documents([], "", hub) == [f"document {n} {m}" for n in range(3) for m in range(5)]
+    assert documents([], hub) == [f"document {n} {m}" for n in range(3) for m in range(5)]
     (tmp_path / "train-00001-of-00003.parquet").write_bytes(b"PAR1")
     with pytest.raises(UserError, match=r"cannot read someone/texts \(.*\): run this again, or give --input=PATH"):
-        documents([], "", hub)
+        documents([], hub)
     with pytest.raises(UserError, match="names no file: give local texts with --input=PATH"):
         _ = Hub("someone/texts", f"{tmp_path}/val-*.parquet").files
 
@@ -197,10 +197,9 @@ def test_data_sets_in_a_folder_are_no_text_of_it(tmp_path, monkeypatch):
     for name in ("a.txt", "meta.json", "book/meta.json", "book/train.bin"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text('{"text": "b"}')
-    assert [file.name for file in Files([tmp_path], tmp_path / "out").files] == ["a.txt", "meta.json"]
     monkeypatch.chdir(tmp_path)
-    files = Files([pathlib.Path(".")], tmp_path / "book" / "..")
-    assert [file.name for file in files.files] == ["a.txt"] and files.source == tmp_path.name  # which was empty
+    files = Files([pathlib.Path(".")])
+    assert [file.name for file in files.files] == ["a.txt", "meta.json"] and files.source == tmp_path.name
 
 
 def test_an_option_can_be_of_some_files(tmp_path):
