@@ -10,7 +10,6 @@ import torch
 
 from fusedgpt.data import dataset, prepare
 from fusedgpt.data.dataloader import DataLoader
-from fusedgpt.errors import UserError
 
 CPU = torch.device("cpu")
 
@@ -98,11 +97,6 @@ def test_an_evaluation_of_all_takes_each_token_once(tmp_path, world):
     assert [2 * len(found) for found in batches] == [each.evaluation_batches(0) for each in loaders]
     pairs = [(a, b) for found in batches for x, y in found for a, b in zip(x[y >= 0].tolist(), y[y >= 0].tolist())]
     assert sorted(pairs) == sorted(zip(ids[:-1].tolist(), ids[1:].tolist()))
-
-
-def test_block_size_longer_than_the_text_is_named(data):
-    with pytest.raises(UserError, match="Lower --block_size"):
-        loader(data, block_size=3000)
 
 
 STATM = pathlib.Path("/proc/self/statm")

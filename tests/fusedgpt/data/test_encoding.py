@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 
-from fusedgpt.data import encoding, prepare
+from fusedgpt.data import encoding
 from fusedgpt.data.encoding import Encoded, on_all_cores, pieces
 from fusedgpt.data.texts import Files
 from fusedgpt.data.tokenizer import GPT2, Tokenizer
@@ -152,23 +152,6 @@ def test_a_run_that_stops_anywhere_goes_on_to_the_same_ids(tmp_path, monkeypatch
     assert ids_of(encoded) == want and np.array_equal(encoded.documents(), whole.documents())
     assert "continuing after" in capsys.readouterr().out
     assert ids_of(filled(folder, Interrupted([text]))) == want  # it is complete: nothing is read
-
-
-def test_the_work_of_a_job_outlives_another(tmp_path, monkeypatch, rows):
-    # a typo in an option dropped the work of hours
-    monkeypatch.setattr(encoding, "BATCH", 500)
-
-    def prepared(at=None, tokenizer="byte"):
-        corpus = Interrupted([rows[0]])
-        corpus.at = at
-        prepare.prepare(corpus, tokenizer, tmp_path / "out", lambda documents: prepare.by_text(documents, 0.1))
-        return {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-
-    for at, tokenizer in (("27.jsonl", "byte"), ("00.jsonl", "char"), ("28.jsonl", "byte")):
-        with pytest.raises(Stopped):
-            prepared(at, tokenizer)
-    kept = [path.stat().st_size for path in (tmp_path / "out" / ".prepare").glob("*/ids")]
-    assert max(kept) > 0 and len(prepared()) == 3
 
 
 def test_max_tokens_ends_with_a_document(tmp_path, monkeypatch, rows):

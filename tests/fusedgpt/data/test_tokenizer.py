@@ -97,28 +97,11 @@ def test_the_ids_of_texts_that_are_encoded_together_are_those_of_each(kind, more
     assert len(ids) == ends[-1]
 
 
-@pytest.mark.parametrize("name", ["gpt2", "p50k_base"])
-def test_a_faster_pattern_finds_the_words_of_tiktokens_own(name, monkeypatch):
-    import regex
-    from tiktoken_ext import openai_public
-
-    def no_download(*_, **__):
-        return {}
-
-    monkeypatch.setattr(openai_public, "load_tiktoken_bpe", no_download)
-    monkeypatch.setattr(openai_public, "data_gym_to_mergeable_bpe_ranks", no_download)
-    theirs = getattr(openai_public, name)()["pat_str"]
-    assert theirs == tokenizer.GPT2S_PATTERN, "tiktoken has changed its pattern: preparing is slower than it could be"
-    for text in texts_that_meet_all_alternatives():
-        words = regex.findall(theirs, text)
-        assert regex.findall(tokenizer.FASTER, text) == words and "".join(words) == text
-
-
 def test_a_faster_pattern_has_the_same_ids_in_tiktokens_engine():
-    # whose alternatives are those of another library than the one above: both patterns over the ranks of GPT-2
     import tiktoken
 
-    meta_of("gpt2")
+    meta_of("gpt2")  # tiktoken may change its pattern: preparing is slower than it could be
+    assert tokenizer.tiktoken_bpe("gpt2")._pat_str == tokenizer.GPT2S_PATTERN
     parts = {"mergeable_ranks": tokenizer.tiktoken_bpe("gpt2")._mergeable_ranks, "special_tokens": {}}
     theirs = tiktoken.Encoding("theirs", pat_str=tokenizer.GPT2S_PATTERN, **parts)
     ours = tiktoken.Encoding("ours", pat_str=tokenizer.FASTER, **parts)
