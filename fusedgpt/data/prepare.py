@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from fusedgpt import home
-from fusedgpt.data import make_tokenizer
+from fusedgpt.data import tokenizer as tokenizers
 from fusedgpt.data.dataset import dtype_of, read_meta
 from fusedgpt.data.encoding import Encoded
 from fusedgpt.data.texts import Files, stamp
@@ -85,7 +85,7 @@ def prepare(corpus, tokenizer: str, out_dir: pathlib.Path, split: Split, max_tok
     """Tokenize `corpus` (texts.py) and write its bins and meta.json to `out_dir`. An interrupted run is continued.
 
     An end-of-text id follows each document, except a single one of bytes or characters.
-    tokenizer: a name as in make_tokenizer.of.
+    tokenizer: a name as in tokenizer.made.
     split: maps the documents (encoding.DOCUMENT) to arrays of (start, stop), in ids, for 'train' and 'val'.
     max_tokens: stop after the document that reaches it.
     """
@@ -95,7 +95,7 @@ def prepare(corpus, tokenizer: str, out_dir: pathlib.Path, split: Split, max_tok
         job = json.dumps([corpus.source, corpus.key, tokenizer, stamps])
         described = work / hashlib.sha256(job.encode()).hexdigest()[:16] / "meta.json"  # a folder for each job
         if not described.exists():
-            meta = make_tokenizer.of(tokenizer, corpus)
+            meta = tokenizers.made(tokenizer, corpus)
             with atomic(described, "w") as file:
                 json.dump(meta, file)
         encoded = Encoded(described.parent, read_meta(described.parent))
@@ -104,7 +104,7 @@ def prepare(corpus, tokenizer: str, out_dir: pathlib.Path, split: Split, max_tok
         if not len(documents):
             raise UserError(f"{corpus.source} holds no text: name a file or folder that does")
         if len(documents) == 1 and meta["tokenizer"] in ("byte", "char"):
-            meta = make_tokenizer.without_end(meta)
+            meta = tokenizers.without_end(meta)
             documents["end"] -= 1
         splits = {name: encoded.read(parts) for name, parts in split(documents).items()}
         write(out_dir, splits, corpus.source, **meta)
