@@ -7,7 +7,6 @@ A corpus has
     read      (a file) -> its documents in fragments (text, last); `last` is True for the one that ends a document
 """
 
-import contextlib
 import functools
 import io
 import os
@@ -16,6 +15,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from fusedgpt.data import documents, tables
+from fusedgpt.data.tokenizer import fails_as
 from fusedgpt.errors import UserError, first_line
 
 TEXTS = (".txt", ".text", ".md", ".markdown", ".rst", ".org")
@@ -242,13 +242,14 @@ class Hub:
 
     def __init__(self, source: str, pattern: str):
         self.source, self.pattern, self.key = source, pattern, [pattern]
+        self.failure = f"cannot read {source}, run this again, or give --input=PATH"
 
     @functools.cached_property
     def files(self) -> list[str]:
         """The addresses of the files, sorted."""
         import fsspec
 
-        with self._reading():
+        with fails_as(self.failure):
             system, path = fsspec.core.url_to_fs(self.pattern)
             found = [system.unstrip_protocol(each) for each in sorted(system.glob(path))]
         if not found:
@@ -259,19 +260,10 @@ class Hub:
         """The documents of a file, from its column `text`."""
         import datasets
 
-        with self._reading():
+        with fails_as(self.failure):
             rows = datasets.load_dataset("parquet", data_files=file, split="train", streaming=True, columns=["text"])
             for row in rows:
                 yield _clean(row["text"]), True
-
-    @contextlib.contextmanager
-    def _reading(self):
-        try:
-            yield
-        except Exception as error:  # `datasets` wraps a lost connection in its own types
-            cause = error.__cause__ or error
-            why = f"{type(cause).__name__}: {first_line(cause)}"
-            raise UserError(f"cannot read {self.source} ({why}): run this again, or give --input=PATH") from error
 
 
 def whole(corpus) -> str:

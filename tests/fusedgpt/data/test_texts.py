@@ -163,7 +163,7 @@ def test_a_data_set_of_the_hub_is_read_file_by_file(tmp_path):
     assert len(hub.files) == 3
     assert documents([], hub) == [f"document {n} {m}" for n in range(3) for m in range(5)]
     (tmp_path / "train-00001-of-00003.parquet").write_bytes(b"PAR1")
-    with pytest.raises(UserError, match=r"cannot read someone/texts \(.*\): run this again, or give --input=PATH"):
+    with pytest.raises(UserError, match="cannot read someone/texts, run this again, or give --input=PATH"):
         documents([], hub)
     with pytest.raises(UserError, match="names no file: give local texts with --input=PATH"):
         _ = Hub("someone/texts", f"{tmp_path}/val-*.parquet").files
