@@ -186,10 +186,7 @@ def write(
                 digest.update(raw)
                 count += len(ids)
             if count < FEWEST_TOKENS:
-                raise UserError(
-                    f"{source} is too short: its {split} split has {count} tokens, and needs {FEWEST_TOKENS}. Give more"
-                    " text"
-                )
+                raise UserError(f"{source} is too short: its {split} split has {count} tokens. Give more text")
             meta["tokens"][split], meta["sha256"][split] = count, digest.hexdigest()
         json.dump(meta | extra, new, indent=1, ensure_ascii=False)
         for file in (train, val, new):  # no file may replace an old one before all are on the disk
