@@ -89,19 +89,15 @@ def _inside(folder):
     return sorted(files)
 
 
-def per_file(option: str, given: str | None, default: str | None, files: Sequence[pathlib.Path]) -> dict:
+def per_file(given: str | None, default: str | None, files: Sequence[pathlib.Path]) -> dict:
     """What an option says of each file: `VALUE`, or `FILE:VALUE` for files whose names the pattern FILE matches.
 
-    Several have commas between them, and the first that matches counts. Raises UserError if a pattern matches no file.
+    Several have commas between them, and the first that matches counts.
     """
     pairs, others = re.findall(FOR_SOME, given or ""), re.sub(FOR_SOME, "", given or "").strip(",")
     values = dict.fromkeys(files, others or default)
     for pattern, value in reversed(pairs):
-        matching = [file for file in files if file.match(pattern)]
-        if not matching:
-            names = ", ".join(file.name for file in files[:SHOWN])
-            raise UserError(f"--{option}={given} names {pattern!r}, which no file matches: there are {names}")
-        values |= dict.fromkeys(matching, value)
+        values |= dict.fromkeys([file for file in files if file.match(pattern)], value)
     return values
 
 
@@ -125,8 +121,8 @@ class Files:
         self.source = name_of(paths[0]) + f" and {len(paths) - 1} more" * (len(paths) > 1)
         self.files = found(paths)
         rows = [file for file in self.files if kind_of(file) in TABLES]
-        self.columns = per_file("text_column", column, "text", rows)
-        self.encodings = per_file("encoding", encoding, None, self.files)
+        self.columns = per_file(column, "text", rows)
+        self.encodings = per_file(encoding, None, self.files)
         self.key = [column, encoding, paragraphs, skip_unreadable, *map(stamp, self.files)]
         self._notes = set()
 

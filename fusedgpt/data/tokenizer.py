@@ -59,7 +59,7 @@ def _bpe_of_thread(name):
 
 @contextlib.contextmanager
 def fails_as(sentence: str) -> Iterator[None]:
-    """A context for calls of tiktoken, tokenizers and datasets. An error becomes a UserError: `sentence` and the reason.
+    """A context for calls of tiktoken, tokenizers and datasets: an error becomes a UserError of `sentence` and reason.
 
     They have no exception type of their own, and a damaged file may make their Rust code panic.
     """
