@@ -17,7 +17,7 @@ from fusedgpt import home
 from fusedgpt.data import tokenizer as tokenizers
 from fusedgpt.data.dataset import dtype_of, read_meta
 from fusedgpt.data.encoding import Encoded
-from fusedgpt.data.texts import Files, stamp
+from fusedgpt.data.texts import Files
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import atomic, lock
 
@@ -91,8 +91,7 @@ def prepare(corpus, tokenizer: str, out_dir: pathlib.Path, split: Split, max_tok
     """
     work = out_dir / ".prepare"
     with lock(work):
-        stamps = [stamp(path) for path in [pathlib.Path(tokenizer)] if path.is_file()]  # of a tokenizer.json
-        job = json.dumps([corpus.source, corpus.key, tokenizer, stamps])
+        job = json.dumps([corpus.source, corpus.key, tokenizer])
         described = work / hashlib.sha256(job.encode()).hexdigest()[:16] / "meta.json"  # a folder for each job
         if not described.exists():
             meta = tokenizers.made(tokenizer, corpus)

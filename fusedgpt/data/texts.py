@@ -43,11 +43,6 @@ def name_of(path: pathlib.Path) -> str:
     return os.path.basename(os.path.abspath(path))
 
 
-def stamp(path: pathlib.Path) -> list:
-    """A file's path, size and time: a preparation with another stamp is another one."""
-    return [str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns]
-
-
 def found(paths: Sequence[pathlib.Path]) -> list[pathlib.Path]:
     """The files to read, of those that `paths` name or contain. Prints how many are left out.
 
@@ -123,7 +118,8 @@ class Files:
         rows = [file for file in self.files if kind_of(file) in TABLES]
         self.columns = per_file(column, "text", rows)
         self.encodings = per_file(encoding, None, self.files)
-        self.key = [column, encoding, paragraphs, skip_unreadable, *map(stamp, self.files)]
+        stamps = [(str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns) for path in self.files]
+        self.key = [column, encoding, paragraphs, skip_unreadable, *stamps]
         self._notes = set()
 
     def read(self, path: pathlib.Path) -> Iterator[tuple[str, bool]]:
