@@ -52,12 +52,6 @@ def test_seeds_iterations_and_micro_steps_differ(data):
         assert torch.equal(next(stream)[0], loader(data).train(iteration, micro_step)[0])
 
 
-def test_every_window_of_the_text_can_be_drawn(tmp_path):
-    prepare.write(tmp_path, {"train": [range(10)], "val": [range(10)]}, "ten", tokenizer="byte", vocab_size=256)
-    x, y = loader(tmp_path, block_size=8, batch_size=64).train(0, 0)
-    assert {row[0].item() for row in x} == {0, 1} and y.max() == 9
-
-
 def test_evaluation_is_fixed_windows_shared_by_the_ranks(data):
     # T12: validation windows used to be random, to overlap, and to be read by rank 0 alone
     def windows(**options):
