@@ -38,11 +38,6 @@ def kind_of(path: pathlib.Path) -> str | None:
     return next((each for each in KINDS if name.endswith(each)), None)
 
 
-def name_of(path: pathlib.Path) -> str:
-    """The name of a file or folder; "." has the name of the current folder."""
-    return os.path.basename(os.path.abspath(path))
-
-
 def found(paths: Sequence[pathlib.Path]) -> list[pathlib.Path]:
     """The files to read, of those that `paths` name or contain. Prints how many are left out.
 
@@ -113,7 +108,7 @@ class Files:
         skip_unreadable: bool = False,
     ):
         self.paragraphs, self.skip = paragraphs, skip_unreadable
-        self.source = name_of(paths[0]) + f" and {len(paths) - 1} more" * (len(paths) > 1)
+        self.source = paths[0].absolute().name + f" and {len(paths) - 1} more" * (len(paths) > 1)
         self.files = found(paths)
         rows = [file for file in self.files if kind_of(file) in TABLES]
         self.columns = per_file(column, "text", rows)
