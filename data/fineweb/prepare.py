@@ -11,7 +11,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from fusedgpt.data import prepare
 from fusedgpt.data.texts import Hub
-from fusedgpt.errors import UserError, one_sentence
+from fusedgpt.errors import one_sentence
 
 # v1.4.0
 PARQUET = "hf://datasets/HuggingFaceFW/fineweb@9bb295ddab0e05d785b879661af7260fed5140fc/sample/10BT/*.parquet"
@@ -22,8 +22,6 @@ def main():
     parser = prepare.parser(__file__, __doc__)
     parser.add_argument("--max_tokens", type=int, metavar="N", help="stop after the document that reaches N tokens")
     args = parser.parse_args()
-    if args.max_tokens is not None and args.max_tokens < 1:
-        raise UserError(f"--max_tokens={args.max_tokens} must be 1 or more")
     text = prepare.files(args) if args.input else Hub("HuggingFaceFW/fineweb", PARQUET)
     prepare.prepare(text, "gpt2", args.out_dir, lambda documents: prepare.by_text(documents, 0.0005), args.max_tokens)
     prepare.say_next(args.out_dir, "config/train_gpt2.py")

@@ -14,7 +14,7 @@ import zlib
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from fusedgpt.data import prepare
-from fusedgpt.data.texts import name_of, require_there
+from fusedgpt.data.texts import require_there
 from fusedgpt.errors import UserError, one_sentence
 
 LEFT_OUT = {"test", "tests", "site-packages", "dist-packages", "idle_test", "__pycache__"}
@@ -28,7 +28,7 @@ def main():
     name = f"standard library of {platform.python_implementation()} {platform.python_version()}"
     root = pathlib.Path(sysconfig.get_path("stdlib"))
     if args.input:
-        root, name = args.input[0], name_of(args.input[0])
+        root, name = args.input[0], args.input[0].absolute().name
         require_there(root)
     splits = {"train": [], "val": []}
     for file in sorted(root.rglob("*.py")):

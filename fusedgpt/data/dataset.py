@@ -122,12 +122,8 @@ def say_other_text(meta: dict, trained_on: dict, say: Callable[[str], None]) -> 
 
 def same_text(meta: dict, trained_on: dict, split: str) -> bool:
     """Whether two metas describe the same bins of a split. Bins without a SHA-256, as nanoGPT's, count as the same."""
-    now, was = (_sha256(each, split) for each in (meta, trained_on))
+    now, was = (each.get("sha256", {}).get(split) for each in (meta, trained_on))
     return not (now and was) or now == was
-
-
-def _sha256(meta, split):
-    return meta.get("sha256", {}).get(split)
 
 
 def check_bins(files: Mapping[str, "TokenFile"], meta: dict, whole: bool) -> None:
@@ -136,7 +132,7 @@ def check_bins(files: Mapping[str, "TokenFile"], meta: dict, whole: bool) -> Non
     Compared are bins that were written after their meta.json; with `whole`, all.
     """
     for split, file in files.items():
-        path, digest = file.paths[0], _sha256(meta, split)
+        path, digest = file.paths[0], meta.get("sha256", {}).get(split)
         if len(file.paths) > 1 or not digest:
             continue
         if whole or path.stat().st_mtime_ns > path.with_name("meta.json").stat().st_mtime_ns:

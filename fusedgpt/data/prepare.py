@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from fusedgpt import home
-from fusedgpt.data import make_tokenizer
+from fusedgpt.data import tokenizer as tokenizers
 from fusedgpt.data.dataset import dtype_of, read_meta
 from fusedgpt.data.encoding import Encoded
-from fusedgpt.data.texts import Files, stamp
+from fusedgpt.data.texts import Files
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import atomic, lock
 
@@ -54,7 +54,7 @@ def parser(script: str, description: str, reading: bool = True) -> argparse.Argu
 def files(args: argparse.Namespace, paragraphs: bool = False) -> Files:
     """The texts of --input, read as the options of `parser` say."""
     skip = args.skip_unreadable == "True"
-    return Files(args.input, args.out_dir, args.text_column, args.encoding, paragraphs, skip)
+    return Files(args.input, args.text_column, args.encoding, paragraphs, skip)
 
 
 def beside(script: str) -> list[pathlib.Path]:
@@ -85,17 +85,16 @@ def prepare(corpus, tokenizer: str, out_dir: pathlib.Path, split: Split, max_tok
     """Tokenize `corpus` (texts.py) and write its bins and meta.json to `out_dir`. An interrupted run is continued.
 
     An end-of-text id follows each document, except a single one of bytes or characters.
-    tokenizer: a name as in make_tokenizer.of.
+    tokenizer: a name as in tokenizer.made.
     split: maps the documents (encoding.DOCUMENT) to arrays of (start, stop), in ids, for 'train' and 'val'.
     max_tokens: stop after the document that reaches it.
     """
     work = out_dir / ".prepare"
     with lock(work):
-        stamps = [stamp(path) for path in [pathlib.Path(tokenizer)] if path.is_file()]  # of a tokenizer.json
-        job = json.dumps([corpus.source, corpus.key, tokenizer, stamps])
+        job = json.dumps([corpus.source, corpus.key, tokenizer])
         described = work / hashlib.sha256(job.encode()).hexdigest()[:16] / "meta.json"  # a folder for each job
         if not described.exists():
-            meta = make_tokenizer.of(tokenizer, corpus)
+            meta = tokenizers.made(tokenizer, corpus)
             with atomic(described, "w") as file:
                 json.dump(meta, file)
         encoded = Encoded(described.parent, read_meta(described.parent))
@@ -104,7 +103,7 @@ def prepare(corpus, tokenizer: str, out_dir: pathlib.Path, split: Split, max_tok
         if not len(documents):
             raise UserError(f"{corpus.source} holds no text: name a file or folder that does")
         if len(documents) == 1 and meta["tokenizer"] in ("byte", "char"):
-            meta = make_tokenizer.without_end(meta)
+            meta = tokenizers.without_end(meta)
             documents["end"] -= 1
         splits = {name: encoded.read(parts) for name, parts in split(documents).items()}
         write(out_dir, splits, corpus.source, **meta)
@@ -186,10 +185,7 @@ def write(
                 digest.update(raw)
                 count += len(ids)
             if count < FEWEST_TOKENS:
-                raise UserError(
-                    f"{source} is too short: its {split} split has {count} tokens, and needs {FEWEST_TOKENS}. Give more"
-                    " text"
-                )
+                raise UserError(f"{source} is too short: its {split} split has {count} tokens. Give more text")
             meta["tokens"][split], meta["sha256"][split] = count, digest.hexdigest()
         json.dump(meta | extra, new, indent=1, ensure_ascii=False)
         for file in (train, val, new):  # no file may replace an old one before all are on the disk

@@ -78,21 +78,21 @@ def text_of(row: Any, column: str) -> str:
         row = json.loads(row)
     if isinstance(row, dict) and None in row:
         raise ValueError("it has more cells than the first line")
+    return _at(row, column, row, column)
 
-    def at(value, path):
-        if isinstance(value, list):
-            return "\n".join(at(each, path) for each in value)
-        if path and isinstance(value, dict):
-            name = path if path in value else path.partition(".")[0]  # a name may have a dot in it
-            if name in value:
-                return at(value[name], path[len(name) + 1 :])
-        if value is None or (isinstance(value, str) and not path):
-            return value or ""
-        if path:
-            raise ValueError(f"it has no {column!r}{_another(row)}")
-        raise ValueError(f"it has {shown(value)} where its text should be")
 
-    return at(row, column)
+def _at(value, path, row, column):  # no closure: that would keep the row until garbage is collected
+    if isinstance(value, list):
+        return "\n".join(_at(each, path, row, column) for each in value)
+    if path and isinstance(value, dict):
+        name = path if path in value else path.partition(".")[0]  # a name may have a dot in it
+        if name in value:
+            return _at(value[name], path[len(name) + 1 :], row, column)
+    if value is None or (isinstance(value, str) and not path):
+        return value or ""
+    if path:
+        raise ValueError(f"it has no {column!r}{_another(row)}")
+    raise ValueError(f"it has {shown(value)} where its text should be")
 
 
 def _another(row):

@@ -7,7 +7,6 @@ A corpus has
     read      (a file) -> its documents in fragments (text, last); `last` is True for the one that ends a document
 """
 
-import contextlib
 import functools
 import io
 import os
@@ -16,6 +15,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from fusedgpt.data import documents, tables
+from fusedgpt.data.tokenizer import fails_as
 from fusedgpt.errors import UserError, first_line
 
 TEXTS = (".txt", ".text", ".md", ".markdown", ".rst", ".org")
@@ -25,7 +25,7 @@ ARCHIVES = {".docx": "docx", ".odt": "odt", ".epub": "epub"}
 PANDOC = ARCHIVES | {".html": "html", ".htm": "html", ".xhtml": "html"}
 PANDOC |= {".rtf": "rtf", ".tex": "latex", ".ipynb": "ipynb", ".fb2": "fb2", ".mediawiki": "mediawiki"}
 KINDS = (*TEXTS, *TABLES, *PANDOC, ".eml", ".mbox", ".pdf")
-PACKED = (".gz", ".zst", ".xz", ".bz2", ".zip")
+PACKED = (".gz", ".zst", ".xz", ".bz2")
 SHOWN = 20  # most names in a list
 FOR_SOME = r"(?:^|,)([^:,]*[.*][^:,]*):([^,]+)"  # FILE:VALUE
 
@@ -36,16 +36,6 @@ def kind_of(path: pathlib.Path) -> str | None:
     for suffix in PACKED:
         name = name.removesuffix(suffix)
     return next((each for each in KINDS if name.endswith(each)), None)
-
-
-def name_of(path: pathlib.Path) -> str:
-    """The name of a file or folder; "." has the name of the current folder."""
-    return os.path.basename(os.path.abspath(path))
-
-
-def stamp(path: pathlib.Path) -> list:
-    """A file's path, size and time: a preparation with another stamp is another one."""
-    return [str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns]
 
 
 def require_there(path: pathlib.Path) -> None:
@@ -59,16 +49,16 @@ def require_there(path: pathlib.Path) -> None:
         raise UserError(f"--input={path} does not exist: {how}")
 
 
-def found(paths: Sequence[pathlib.Path], out_dir: pathlib.Path) -> list[pathlib.Path]:
-    """The files to read, of those that `paths` name or contain. Prints what is left out.
+def found(paths: Sequence[pathlib.Path]) -> list[pathlib.Path]:
+    """The files to read, of those that `paths` name or contain. Prints how many are left out.
 
-    Left out of folders are hidden files, files of other kinds, and the meta.json of data sets, as in `out_dir`. Raises
-    UserError if there is nothing to read.
+    Left out of folders are hidden files, files of other kinds, and the meta.json of data sets. Raises UserError if
+    there is nothing to read.
     """
     files, left_out = {}, 0
     for path in paths:
         require_there(path)
-        for file in [path] if path.is_file() else _inside(path, out_dir):
+        for file in [path] if path.is_file() else _inside(path):
             if (file == path or (kind_of(file) and file.is_file())) and file.stat().st_size:
                 files.setdefault(file.resolve(), file)  # a document that is there twice could be in both splits
             else:
@@ -83,7 +73,7 @@ def found(paths: Sequence[pathlib.Path], out_dir: pathlib.Path) -> list[pathlib.
     return list(files.values())
 
 
-def _inside(folder, out_dir):
+def _inside(folder):
     """All files in and below a folder, sorted, without hidden ones and the locks ~$… of documents that are open."""
 
     def refuse(error):
@@ -96,25 +86,20 @@ def _inside(folder, out_dir):
             continue
         been.add(real)
         folders[:] = [name for name in folders if not name.startswith(".")]
-        if real == os.path.realpath(out_dir) or "train.bin" in names:
-            names = [name for name in names if name != "meta.json"]
-        files += [pathlib.Path(root, name) for name in names if not name.startswith((".", "~$"))]
+        left_out = ("meta.json",) * ("train.bin" in names)
+        files += [pathlib.Path(root, name) for name in names if not name.startswith((".", "~$", *left_out))]
     return sorted(files)
 
 
-def per_file(option: str, given: str | None, default: str | None, files: Sequence[pathlib.Path]) -> dict:
+def per_file(given: str | None, default: str | None, files: Sequence[pathlib.Path]) -> dict:
     """What an option says of each file: `VALUE`, or `FILE:VALUE` for files whose names the pattern FILE matches.
 
-    Several have commas between them, and the first that matches counts. Raises UserError if a pattern matches no file.
+    Several have commas between them, and the first that matches counts.
     """
     pairs, others = re.findall(FOR_SOME, given or ""), re.sub(FOR_SOME, "", given or "").strip(",")
     values = dict.fromkeys(files, others or default)
     for pattern, value in reversed(pairs):
-        matching = [file for file in files if file.match(pattern)]
-        if not matching:
-            names = ", ".join(file.name for file in files[:SHOWN])
-            raise UserError(f"--{option}={given} names {pattern!r}, which no file matches: there are {names}")
-        values |= dict.fromkeys(matching, value)
+        values |= dict.fromkeys([file for file in files if file.match(pattern)], value)
     return values
 
 
@@ -129,19 +114,19 @@ class Files:
     def __init__(
         self,
         paths: list[pathlib.Path],
-        out_dir: pathlib.Path,
         column: str | None = None,
         encoding: str | None = None,
         paragraphs: bool = False,
         skip_unreadable: bool = False,
     ):
         self.paragraphs, self.skip = paragraphs, skip_unreadable
-        self.source = name_of(paths[0]) + f" and {len(paths) - 1} more" * (len(paths) > 1)
-        self.files = found(paths, out_dir)
+        self.source = paths[0].absolute().name + f" and {len(paths) - 1} more" * (len(paths) > 1)
+        self.files = found(paths)
         rows = [file for file in self.files if kind_of(file) in TABLES]
-        self.columns = per_file("text_column", column, "text", rows)
-        self.encodings = per_file("encoding", encoding, None, self.files)
-        self.key = [column, encoding, paragraphs, skip_unreadable, *map(stamp, self.files)]
+        self.columns = per_file(column, "text", rows)
+        self.encodings = per_file(encoding, None, self.files)
+        stamps = [(str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns) for path in self.files]
+        self.key = [column, encoding, paragraphs, skip_unreadable, *stamps]
         self._notes = set()
 
     def read(self, path: pathlib.Path) -> Iterator[tuple[str, bool]]:
@@ -256,13 +241,14 @@ class Hub:
 
     def __init__(self, source: str, pattern: str):
         self.source, self.pattern, self.key = source, pattern, [pattern]
+        self.failure = f"cannot read {source}, run this again, or give --input=PATH"
 
     @functools.cached_property
     def files(self) -> list[str]:
         """The addresses of the files, sorted."""
         import fsspec
 
-        with self._reading():
+        with fails_as(self.failure):
             system, path = fsspec.core.url_to_fs(self.pattern)
             found = [system.unstrip_protocol(each) for each in sorted(system.glob(path))]
         if not found:
@@ -273,19 +259,10 @@ class Hub:
         """The documents of a file, from its column `text`."""
         import datasets
 
-        with self._reading():
+        with fails_as(self.failure):
             rows = datasets.load_dataset("parquet", data_files=file, split="train", streaming=True, columns=["text"])
             for row in rows:
                 yield _clean(row["text"]), True
-
-    @contextlib.contextmanager
-    def _reading(self):
-        try:
-            yield
-        except Exception as error:  # `datasets` wraps a lost connection in its own types
-            cause = error.__cause__ or error
-            why = f"{type(cause).__name__}: {first_line(cause)}"
-            raise UserError(f"cannot read {self.source} ({why}): run this again, or give --input=PATH") from error
 
 
 def whole(corpus) -> str:

@@ -1,9 +1,11 @@
-"""Convert text to ids and ids to text, as the meta of a data set says."""
+"""Convert text to ids and ids to text, as the meta of a data set says, and make such a meta for a new data set."""
 
 import contextlib
 import functools
 import json
+import pathlib
 import threading
+import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,6 +25,15 @@ BPES_OF_THREAD = threading.local()  # each thread's own BPEs, by name
 # same, because what follows matches none of the repeated characters.
 GPT2S_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 FASTER = r"(?:'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+)|\s++$|\s+(?!\S)|\s"
+TRAINED = "train:"  # followed by the size of the vocabulary
+BYTES_AND_END = 257  # the smallest vocabulary that can be trained
+SAMPLE = 2**26  # train a BPE on the first characters
+PIECE = 2**16  # characters to train on at once: `tokenizers` needs hundreds of bytes for each
+# a text with every byte of UTF-8, letters of both cases and all blanks; in NFC, because some models compose characters
+EVERY_BYTE = unicodedata.normalize(
+    "NFC", "".join(map(chr, (*range(0x800), *range(0x800, 0xD800, 0x800), *range(0xE000, 0x110000, 0x1000))))
+)
+ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>")  # names of the end-of-text token in tokenizer.json files
 
 
 @functools.lru_cache(maxsize=1)
@@ -48,7 +59,7 @@ def _bpe_of_thread(name):
 
 @contextlib.contextmanager
 def fails_as(sentence: str) -> Iterator[None]:
-    """A context for calls of tiktoken and tokenizers. All errors become a UserError with `sentence` and the reason.
+    """A context for calls of tiktoken, tokenizers and datasets: an error becomes a UserError of `sentence` and reason.
 
     They have no exception type of their own, and a damaged file may make their Rust code panic.
     """
@@ -278,3 +289,94 @@ def _bytes_of_ids(tokenizer, content):
         "tokenizer_json is not byte-level, so it does not give back every text: take one whose pre-tokenizer is"
         " ByteLevel, as GPT-2, Llama 3 and Qwen have it, or train one: data/text/prepare.py --tokenizer=train:8192"
     )
+
+
+def made(name: str, corpus) -> dict:
+    """The meta of the tokenizer `name`: byte, char, train:SIZE, the path of a tokenizer.json, or one of tiktoken's.
+
+    Its `end_of_text` is the id that ends a document; a tokenizer.json may have none. Raises UserError if there is no
+    such tokenizer, or if it cannot be used here.
+    """
+    if name == "byte":
+        return {"tokenizer": "byte", "vocab_size": 257, "end_of_text": 256}
+    if name == "char":
+        found = set()
+        for text in _texts(corpus):
+            found.update(text)
+        itos = [*sorted(found), END_OF_TEXT]
+        return {"tokenizer": "char", "vocab_size": len(itos), "itos": itos, "end_of_text": len(itos) - 1}
+    if name.startswith(TRAINED):
+        size = name.removeprefix(TRAINED)
+        if not (size.isdecimal() and len(size) < 9 and BYTES_AND_END <= int(size) <= LARGEST_VOCABULARY):
+            raise UserError(f"--tokenizer={shown(name)} must be train:SIZE, and SIZE from {BYTES_AND_END} up, as 8192")
+        return _trained(int(size), corpus)
+    if name.endswith(".json") or "/" in name:
+        return _of_file(pathlib.Path(name))
+    if name not in (known := tiktoken.list_encoding_names()):
+        raise UserError(
+            f"--tokenizer={shown(name)} is unknown: it can be byte, char, train:SIZE, the path of a tokenizer.json, or"
+            f" {', '.join(known)}"
+        )
+    bpe = tiktoken_bpe(name)
+    return {"tokenizer": name, "vocab_size": bpe.n_vocab, "end_of_text": bpe.eot_token}
+
+
+def _texts(corpus):
+    return (text for file in corpus.files for text, _ in corpus.read(file))
+
+
+def _sample(corpus):
+    """The first SAMPLE characters of a text, in pieces."""
+    left = SAMPLE
+    for text in _texts(corpus):
+        yield from (text[at : at + PIECE] for at in range(0, min(left, len(text)), PIECE))
+        left -= len(text)
+        if left <= 0:
+            return
+
+
+def without_end(meta: dict) -> dict:
+    """The meta of bytes or characters without its last id, end-of-text, which a single document does not need."""
+    alone = meta | {"vocab_size": meta["vocab_size"] - 1}
+    del alone["end_of_text"]
+    if "itos" in meta:
+        alone["itos"] = meta["itos"][:-1]
+    return alone
+
+
+def _trained(size, corpus):
+    """The meta of a byte-level BPE with GPT-2's pattern, trained on the text."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    bpe = tokenizers.Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
+    )
+    bpe.train_from_iterator(_sample(corpus), trainer)
+    return _of_json(bpe)
+
+
+def _of_file(path):
+    with fails_as(f"--tokenizer={path} cannot be read or used"):
+        return _of_json(read_json(path.read_text(encoding="utf-8"), f"--tokenizer={path}"))
+
+
+def _of_json(bpe):
+    vocabulary = bpe.get_vocab()
+    meta = {"tokenizer": "json", "vocab_size": max(vocabulary.values()) + 1}
+    if end := next((each for each in ENDS if each in vocabulary), None):
+        bpe.add_special_tokens([end])
+        meta["end_of_text"] = vocabulary[end]
+    meta["tokenizer_json"] = without_prefix(json.loads(bpe.to_str()))
+    tokenizer = Tokenizer(meta)
+    for text in (EVERY_BYTE, *(f"a {each.content} b" for each in bpe.get_added_tokens_decoder().values())):
+        if tokenizer.decode(tokenizer.encode_text(text).tolist()) != text.encode():
+            raise UserError(
+                "the tokenizer.json does not give back every text: take a byte-level one whose vocabulary has all 256"
+                " bytes, and which neither changes letters nor drops blanks"
+            )
+    return meta

@@ -75,7 +75,7 @@ def _read(path, paragraphs, pipe):
     before = _memory("VmRSS")
     pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     try:
-        said = sum(len(text) for text, _ in Files([path], path.parent, paragraphs=paragraphs).read(path))
+        said = sum(len(text) for text, _ in Files([path], paragraphs=paragraphs).read(path))
     except UserError as error:
         said = str(error)
     pipe.send((said, (_memory("VmHWM") - before) / 1000))

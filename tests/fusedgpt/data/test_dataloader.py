@@ -10,7 +10,6 @@ import torch
 
 from fusedgpt.data import dataset, prepare
 from fusedgpt.data.dataloader import DataLoader
-from fusedgpt.errors import UserError
 
 CPU = torch.device("cpu")
 
@@ -53,12 +52,6 @@ def test_seeds_iterations_and_micro_steps_differ(data):
         assert torch.equal(next(stream)[0], loader(data).train(iteration, micro_step)[0])
 
 
-def test_every_window_of_the_text_can_be_drawn(tmp_path):
-    prepare.write(tmp_path, {"train": [range(10)], "val": [range(10)]}, "ten", tokenizer="byte", vocab_size=256)
-    x, y = loader(tmp_path, block_size=8, batch_size=64).train(0, 0)
-    assert {row[0].item() for row in x} == {0, 1} and y.max() == 9
-
-
 def test_evaluation_is_fixed_windows_shared_by_the_ranks(data):
     # T12: validation windows used to be random, to overlap, and to be read by rank 0 alone
     def windows(**options):
@@ -98,11 +91,6 @@ def test_an_evaluation_of_all_takes_each_token_once(tmp_path, world):
     assert [2 * len(found) for found in batches] == [each.evaluation_batches(0) for each in loaders]
     pairs = [(a, b) for found in batches for x, y in found for a, b in zip(x[y >= 0].tolist(), y[y >= 0].tolist())]
     assert sorted(pairs) == sorted(zip(ids[:-1].tolist(), ids[1:].tolist()))
-
-
-def test_block_size_longer_than_the_text_is_named(data):
-    with pytest.raises(UserError, match="Lower --block_size"):
-        loader(data, block_size=3000)
 
 
 STATM = pathlib.Path("/proc/self/statm")

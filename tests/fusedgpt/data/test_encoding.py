@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 
-from fusedgpt.data import encoding, prepare
+from fusedgpt.data import encoding
 from fusedgpt.data.encoding import Encoded, on_all_cores, pieces
 from fusedgpt.data.texts import Files
 from fusedgpt.data.tokenizer import GPT2, Tokenizer
@@ -138,9 +138,9 @@ def test_a_run_that_stops_anywhere_goes_on_to_the_same_ids(tmp_path, monkeypatch
     monkeypatch.setattr(encoding, "BATCH", batch)
     monkeypatch.setattr(encoding, "PIECE", 20)
     text, want = rows
-    folder, whole = tmp_path / "work", filled(tmp_path / "whole", Files([text], tmp_path))
+    folder, whole = tmp_path / "work", filled(tmp_path / "whole", Files([text]))
     for at in ("00.jsonl", "12.jsonl", "27.jsonl"):
-        corpus = Interrupted([text], tmp_path)
+        corpus = Interrupted([text])
         corpus.at = at
         with pytest.raises(Stopped):
             filled(folder, corpus)
@@ -148,33 +148,16 @@ def test_a_run_that_stops_anywhere_goes_on_to_the_same_ids(tmp_path, monkeypatch
             with open(folder / tear, "ab") as torn:
                 torn.write(b'{"files": 999')
     capsys.readouterr()
-    encoded = filled(folder, Files([text], tmp_path))
+    encoded = filled(folder, Files([text]))
     assert ids_of(encoded) == want and np.array_equal(encoded.documents(), whole.documents())
     assert "continuing after" in capsys.readouterr().out
-    assert ids_of(filled(folder, Interrupted([text], tmp_path))) == want  # it is complete: nothing is read
-
-
-def test_the_work_of_a_job_outlives_another(tmp_path, monkeypatch, rows):
-    # a typo in an option dropped the work of hours
-    monkeypatch.setattr(encoding, "BATCH", 500)
-
-    def prepared(at=None, tokenizer="byte"):
-        corpus = Interrupted([rows[0]], tmp_path)
-        corpus.at = at
-        prepare.prepare(corpus, tokenizer, tmp_path / "out", lambda documents: prepare.by_text(documents, 0.1))
-        return {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-
-    for at, tokenizer in (("27.jsonl", "byte"), ("00.jsonl", "char"), ("28.jsonl", "byte")):
-        with pytest.raises(Stopped):
-            prepared(at, tokenizer)
-    kept = [path.stat().st_size for path in (tmp_path / "out" / ".prepare").glob("*/ids")]
-    assert max(kept) > 0 and len(prepared()) == 3
+    assert ids_of(filled(folder, Interrupted([text]))) == want  # it is complete: nothing is read
 
 
 def test_max_tokens_ends_with_a_document(tmp_path, monkeypatch, rows):
     monkeypatch.setattr(encoding, "BATCH", 500)
     for max_tokens in (5000, 8000):  # an interrupted run is continued whatever its --max_tokens was
-        ids = ids_of(filled(tmp_path / "work", Files([rows[0]], tmp_path), max_tokens=max_tokens), max_tokens)
+        ids = ids_of(filled(tmp_path / "work", Files([rows[0]]), max_tokens=max_tokens), max_tokens)
         assert max_tokens <= len(ids) < max_tokens + 100 and ids == rows[1][: len(ids)] and ids[-1] == 256
         assert 256 not in ids[max_tokens - 1 : -1]
-    assert ids_of(filled(tmp_path / "work", Files([rows[0]], tmp_path))) == rows[1]
+    assert ids_of(filled(tmp_path / "work", Files([rows[0]]))) == rows[1]

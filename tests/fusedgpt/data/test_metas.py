@@ -7,19 +7,12 @@ import shutil
 import numpy as np
 import pytest
 
-import sample
 from fusedgpt.data import prepare, tokenizer
 from fusedgpt.data.dataset import check_same_ids, read_meta
 from fusedgpt.data.tokenizer import GPT2, Tokenizer
 from fusedgpt.errors import UserError
 from tests.conftest import Evil, run, why_no_bpe
 from tests.fusedgpt.data.test_tokenizer import meta_of
-
-
-def drawn(out_dir, **settings):
-    settings = {"start": "!", "num_samples": 8, "max_new_tokens": 40, "temperature": 50.0, "top_k": 0, **settings}
-    sample.main(sample.Settings(out_dir=str(out_dir), device="cpu", dtype="float32", **settings))
-
 
 # metas
 
@@ -75,14 +68,6 @@ NUMPYS = {"vocab_size": np.int64(65), "itos": ITOS, "stoi": STOI}
 GAPS = {i: c for i, c in ITOS.items() if i not in (3, 40)}
 
 
-def nanogpts_folder(tmp_path, data, pickled):
-    """The bins of `data` with a meta.pkl."""
-    for name in ("train.bin", "val.bin"):
-        shutil.copy(data / name, tmp_path)
-    (tmp_path / "meta.pkl").write_bytes(pickled)
-    return tmp_path
-
-
 @pytest.mark.parametrize(
     ("pickled", "characters"),
     [
@@ -102,25 +87,6 @@ def test_what_nanogpt_trains_on_is_read(tmp_path, pickled, characters):
     assert meta["vocab_size"] == 65 and type(meta["vocab_size"]) is int
     if characters:
         assert Tokenizer(meta).tokens == [characters[i].encode() if i in characters else None for i in range(65)]
-
-
-def test_without_itos_a_run_trains_and_sampling_says_what_is_missing(tmp_path, data):
-    # it used to be "no nanoGPT meta.pkl: 'itos'"
-    folder = nanogpts_folder(tmp_path, data, pickle.dumps({"vocab_size": 65}))
-    with pytest.raises(UserError, match=r"meta.pkl has no itos .*sampling needs itos"):
-        drawn(run(tmp_path / "out", folder, max_iters=1))
-
-
-def test_ids_without_a_character_are_shown(tmp_path, data, capsys):
-    folder = nanogpts_folder(tmp_path, data, pickle.dumps({"vocab_size": 65, "itos": GAPS}))
-    out_dir = run(tmp_path / "out", folder, max_iters=1)
-    capsys.readouterr()
-    drawn(out_dir)
-    _, text = capsys.readouterr().out.split("\n", 1)
-    assert [len(t) for t in text.split("\n---------------\n")] == [41] * 8 + [0]
-    assert set(text) - {"\n", "-"} <= {*GAPS.values(), "\ufffd"} and "\ufffd" in text
-    with pytest.raises(UserError, match="the training text has no '\\$'"):  # id 3
-        drawn(out_dir, start="$")
 
 
 def test_a_run_goes_on_with_its_own_ids_only(tmp_path, data):

@@ -19,7 +19,7 @@ def test_a_preparation_that_fails_keeps_the_old_one(tmp_path, monkeypatch, last)
     options = dict(source="x", tokenizer="byte", vocab_size=256)
     prepare.write(tmp_path, {"train": [[1, 2]], "val": [[3, 3]]}, **options)
     before, synced = {f.name: f.read_bytes() for f in tmp_path.iterdir()}, itertools.count(1)
-    with pytest.raises(UserError, match="x is too short: its val split has 0 tokens, and needs 2"):
+    with pytest.raises(UserError, match="x is too short: its val split has 0 tokens"):
         prepare.write(tmp_path, {"train": [[9, 9]], "val": []}, **options)
 
     def fsync(file):

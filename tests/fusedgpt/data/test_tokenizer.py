@@ -8,7 +8,8 @@ import pickle
 import numpy as np
 import pytest
 
-from fusedgpt.data import make_tokenizer, tokenizer
+from fusedgpt.data import tokenizer
+from fusedgpt.data.texts import Files
 from fusedgpt.data.tokenizer import GPT2, Tokenizer
 from fusedgpt.errors import UserError
 from fusedgpt.interchange import tokenizer_json
@@ -74,13 +75,6 @@ def test_the_bytes_of_the_ids_add_up_to_the_text(kind):
     assert lengths[one.encode(f"{TEXT}<|endoftext|>{TEXT}")].sum() == 2 * len(TEXT.encode())
 
 
-@pytest.mark.parametrize("kind", ["byte", "json"])
-def test_without_an_end_of_text_it_is_text_like_any_other(kind):
-    one = Tokenizer({name: value for name, value in meta_of(kind).items() if name != "end_of_text"})
-    ids = one.encode("<|endoftext|>")
-    assert len(ids) > 1 and one.decode(ids) == b"<|endoftext|>"
-
-
 @pytest.mark.parametrize("kind", tokenizer.KINDS)
 @pytest.mark.parametrize("more", [(), ("a<|endoftext|>b",), ("<|endoftext|><|endoftext|>", "<|endof")])
 def test_the_ids_of_texts_that_are_encoded_together_are_those_of_each(kind, more):
@@ -97,28 +91,11 @@ def test_the_ids_of_texts_that_are_encoded_together_are_those_of_each(kind, more
     assert len(ids) == ends[-1]
 
 
-@pytest.mark.parametrize("name", ["gpt2", "p50k_base"])
-def test_a_faster_pattern_finds_the_words_of_tiktokens_own(name, monkeypatch):
-    import regex
-    from tiktoken_ext import openai_public
-
-    def no_download(*_, **__):
-        return {}
-
-    monkeypatch.setattr(openai_public, "load_tiktoken_bpe", no_download)
-    monkeypatch.setattr(openai_public, "data_gym_to_mergeable_bpe_ranks", no_download)
-    theirs = getattr(openai_public, name)()["pat_str"]
-    assert theirs == tokenizer.GPT2S_PATTERN, "tiktoken has changed its pattern: preparing is slower than it could be"
-    for text in texts_that_meet_all_alternatives():
-        words = regex.findall(theirs, text)
-        assert regex.findall(tokenizer.FASTER, text) == words and "".join(words) == text
-
-
 def test_a_faster_pattern_has_the_same_ids_in_tiktokens_engine():
-    # whose alternatives are those of another library than the one above: both patterns over the ranks of GPT-2
     import tiktoken
 
-    meta_of("gpt2")
+    meta_of("gpt2")  # tiktoken may change its pattern: preparing is slower than it could be
+    assert tokenizer.tiktoken_bpe("gpt2")._pat_str == tokenizer.GPT2S_PATTERN
     parts = {"mergeable_ranks": tokenizer.tiktoken_bpe("gpt2")._mergeable_ranks, "special_tokens": {}}
     theirs = tiktoken.Encoding("theirs", pat_str=tokenizer.GPT2S_PATTERN, **parts)
     ours = tiktoken.Encoding("ours", pat_str=tokenizer.FASTER, **parts)
@@ -187,13 +164,9 @@ def split_first(regex):
 
 HOSTILE = {
     "no [UNK]": model(type="WordLevel", unk_token="[UNK]"),
-    "no ids": model(vocab={}, merges=[]) | {"added_tokens": []},
     "an id beyond any vocabulary": vocab(a=2**24),
-    "an id below 0": vocab(a=-1),
     "a prefix longer than a token": model(continuing_subword_prefix="#" * 50),
     "a pattern without end": split_first("(x+x+)+y|(.*)*b"),
-    "half a pattern": {"normalizer": {"type": "Replace", "pattern": {"Regex": "(("}, "content": "x"}},
-    "no characters": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAAAA=="}},
     "no model": {"model": None},
 }
 
@@ -217,8 +190,105 @@ def test_a_hostile_tokenizer_json_is_one_sentence(what, tmp_path):
     with pytest.raises(UserError):
         used(meta)
     with pytest.raises(UserError):
-        used(make_tokenizer.of(str(file), None))
+        used(tokenizer.made(str(file), None))
     with pytest.raises(UserError):
         used(tokenizer_json.own(str(tmp_path))[0])
     with contextlib.suppress(UserError):
         tokenizer_json.tokenizer(meta, 16)
+
+
+# the tokenizers that a prepare script can make, compared with the libraries that they come from
+
+WORDS = "the quick brown fox jumps over the lazy dog, isn't it? 漢字 <|endoftext|>\n"
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / "text.txt").write_text(WORDS * 200, encoding="utf-8")
+    return Files([tmp_path / "text.txt"])
+
+
+def bpe():
+    """A byte-level BPE of the library's own."""
+    from tokenizers import ByteLevelBPETokenizer
+
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator([WORDS] * 200, vocab_size=300, special_tokens=["</s>"], show_progress=False)
+    return trained
+
+
+def test_a_bpe_is_trained_as_the_library_trains_gpt2s(text):
+    meta = tokenizer.made("train:300", text)
+    ours, theirs = Tokenizer(meta), bpe()
+    assert meta["vocab_size"] == 300 and ours.tokens[meta["end_of_text"]] == b"<|endoftext|>"
+    plain = WORDS.replace("<|endoftext|>", "")
+    assert ours.decode(ours.encode_text(WORDS).tolist()).decode() == WORDS
+    assert [ours.tokens[id].decode() for id in ours.encode_text(plain[:40])] == [
+        theirs.decode([id]) for id in theirs.encode(plain[:40]).ids
+    ]
+    assert tokenizer.made("train:300", text) == meta  # the same text gives the same tokenizer
+
+
+def test_a_bpe_is_trained_on_the_first_characters_however_long_a_document_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenizer, "SAMPLE", 60)
+    monkeypatch.setattr(tokenizer, "PIECE", 20)
+    (tmp_path / "rows.jsonl").write_text('{"text": "0123456789"}\n' * 20)
+    (tmp_path / "text.txt").write_text("a" * 200)
+    assert [*tokenizer._sample(Files([tmp_path / "rows.jsonl"]))] == ["0123456789"] * 6
+    assert [*tokenizer._sample(Files([tmp_path / "text.txt"]))] == ["a" * 20] * 3
+
+
+@pytest.mark.parametrize("end", ["</s>", None])
+def test_a_tokenizer_json_keeps_its_ids_and_its_end(tmp_path, text, end):
+    # without an end, a tokenizer was given one more id, which its model does not have
+    theirs = bpe()
+    if not end:
+        theirs = type(theirs)()
+        theirs.train_from_iterator([WORDS] * 200, vocab_size=300, show_progress=False)
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    meta = tokenizer.made(str(tmp_path / "tokenizer.json"), text)
+    plain = WORDS.replace("<|endoftext|>", "")
+    assert Tokenizer(meta).encode_text(plain).tolist() == theirs.encode(plain).ids
+    assert meta["vocab_size"] == 300
+    if end:
+        assert Tokenizer(meta).tokens[meta["end_of_text"]].decode() == end
+    else:
+        assert "end_of_text" not in meta
+
+
+BLANKS = dict(id=300, content="the", single_word=True, lstrip=True, rstrip=True, normalized=True, special=False)
+FAULTS = {
+    "capitals": {"normalizer": {"type": "Lowercase"}},
+    "blanks at a beginning": {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}},
+    "blanks around an added token": {"added_tokens": [BLANKS]},
+    "line ends": {"pre_tokenizer": {"type": "Whitespace"}},
+}
+
+
+@pytest.mark.parametrize("lost", [*FAULTS, "a byte"])
+def test_a_tokenizer_json_that_loses_text_is_refused(tmp_path, text, lost):
+    # the bins lacked it, in silence
+    content = meta_of("json")["tokenizer_json"]
+    vocab = {name: id for name, id in content["model"]["vocab"].items() if name != "Ā"}
+    content = content | FAULTS.get(lost, {"model": content["model"] | {"vocab": vocab}})
+    (tmp_path / "lossy.json").write_text(json.dumps(content))
+    said = "tokenizer_json is not byte-level" if lost == "line ends" else "does not give back every text"
+    with pytest.raises(UserError, match=said):
+        tokenizer.made(str(tmp_path / "lossy.json"), text)
+
+
+UNKNOWN = ["gpt3", "json", "none.json", "train", "train:5", "train:x", "train:" + "9" * 5000, ""]
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_an_unknown_tokenizer_is_one_sentence(name, text):
+    with pytest.raises(UserError, match="--tokenizer="):
+        tokenizer.made(name, text)
+
+
+def test_characters_and_bytes_have_an_end_that_a_single_document_does_not_need(text):
+    meta = tokenizer.made("char", text)
+    assert meta["itos"] == [*sorted(set(WORDS)), "<|endoftext|>"]
+    alone = tokenizer.without_end(meta)
+    assert alone == {"tokenizer": "char", "vocab_size": len(set(WORDS)), "itos": sorted(set(WORDS))}
+    assert tokenizer.without_end(tokenizer.made("byte", text)) == {"tokenizer": "byte", "vocab_size": 256}
