@@ -1,7 +1,7 @@
 """Your own text: plain text, web pages, Word, EPUB, PDF, mail, CSV, JSON, Parquet …, and folders of them.
 
-Each row of a table and each mail is a document, and each other file is one. Files may be packed, as .gz, .zst, .xz
-or .bz2. Documents need pip install "fusedgpt[documents]". Validation gets whole documents, or the end of the text
+Each row of a table and each mail is a document, and each other file is one. Files may be packed, as .gz, .zst, .xz,
+.bz2 or .zip. Documents need pip install "fusedgpt[documents]". Validation gets whole documents, or the end of the text
 if they are few. Without --input, the script reads input.txt in its own folder.
 """
 

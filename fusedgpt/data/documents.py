@@ -12,6 +12,7 @@ import mailbox
 import pathlib
 import re
 import subprocess
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO
 
@@ -30,16 +31,27 @@ LARGEST = 2**28  # most bytes of a document
 MOST_SECONDS, MOST_MEMORY = 120, "2g"  # of pandoc for one document
 
 
-def unpacked(path: pathlib.Path) -> BinaryIO:
-    """The unpacked content of a file, to be closed."""
-    match path.suffix.lower():
-        case ".gz" | ".zst" | ".bz2":
-            import pyarrow  # it notices if the file was cut short
+@contextlib.contextmanager
+def unpacked(path: pathlib.Path) -> Iterator[BinaryIO]:
+    """The unpacked content of a file."""
+    with open(path, "rb") as file:
+        match path.suffix.lower():
+            case ".gz" | ".zst" | ".bz2" as suffix:
+                import pyarrow  # it notices if the file was cut short
 
-            return pyarrow.input_stream(path)
-        case ".xz":
-            return lzma.open(path)
-    return open(path, "rb")
+                names = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+                yield pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), names[suffix])
+            case ".xz":
+                with lzma.open(file) as content:
+                    yield content
+            case ".zip":
+                with zipfile.ZipFile(file) as archive:
+                    if len(names := [each for each in archive.namelist() if not each.endswith("/")]) != 1:
+                        raise UserError(f"{path} has {len(names)} files: unpack it and name the folder")
+                    with archive.open(names[0]) as content:
+                        yield content
+            case _:
+                yield file
 
 
 def encoding_of(path: pathlib.Path, given: str | None = None) -> tuple[str, str]:

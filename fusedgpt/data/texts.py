@@ -25,7 +25,7 @@ ARCHIVES = {".docx": "docx", ".odt": "odt", ".epub": "epub"}
 PANDOC = ARCHIVES | {".html": "html", ".htm": "html", ".xhtml": "html"}
 PANDOC |= {".rtf": "rtf", ".tex": "latex", ".ipynb": "ipynb", ".fb2": "fb2", ".mediawiki": "mediawiki"}
 KINDS = (*TEXTS, *TABLES, *PANDOC, ".eml", ".mbox", ".pdf")
-PACKED = (".gz", ".zst", ".xz", ".bz2")
+PACKED = (".gz", ".zst", ".xz", ".bz2", ".zip")
 SHOWN = 20  # most names in a list
 FOR_SOME = r"(?:^|,)([^:,]*[.*][^:,]*):([^,]+)"  # FILE:VALUE
 

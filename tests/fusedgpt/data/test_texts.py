@@ -7,6 +7,7 @@ import io
 import json
 import lzma
 import pathlib
+import zipfile
 
 import pyarrow
 import pytest
@@ -36,11 +37,18 @@ def documents(paths, corpus=None, **options):
     return found
 
 
+def zipped(raw):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("inside", raw)
+    return file.getvalue()
+
+
 def frames(raw):  # a parallel compressor may end a frame anywhere
     return b"".join(zstandard.compress(raw[at : at + 5]) for at in range(0, len(raw), 5))
 
 
-PACK = {"": bytes, ".gz": gzip.compress, ".zst": frames, ".xz": lzma.compress, ".bz2": bz2.compress}
+PACK = {"": bytes, ".gz": gzip.compress, ".zst": frames, ".xz": lzma.compress, ".bz2": bz2.compress, ".zip": zipped}
 
 
 def table(kind):
@@ -138,6 +146,7 @@ REFUSED = [
     ("a.txt.gz", gzip.compress(b"text" * 1000)[:-20], "cannot read {} (OSError: Truncated compressed stream"),
     ("a.txt.zst", zstandard.compress(bytes(range(1, 128)) * 100)[:-9], "cannot read {} (OSError: Truncated"),
     ("a.txt.xz", lzma.compress(b"text" * 999)[:-9], "cannot read {} (EOFError: Compressed file ended"),
+    ("a.txt.zip", zipped(b"text")[:-9], "cannot read {} (BadZipFile"),
 ]
 
 
