@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fusedgpt import loss, rotary
+from fusedgpt import eager, loss, rotary
 from fusedgpt.attention.functions import ATTENTION, make_ready
 from fusedgpt.dimensions import ACTIVATIONS, GPTConfig
 from fusedgpt.errors import UserError, out_of_memory
@@ -139,14 +139,14 @@ class GPT(nn.Module):
         # build on the meta device, which has no storage. On a real device PyTorch's default initialisation would draw
         # random numbers, and more of them for a padded vocabulary, so that padding would change every other weight
         with torch.device("meta"):
-            parts = {"wte": nn.Embedding(config.padded_vocab_size, config.n_embd)}
+            parts = {"wte": eager.embedding(config.padded_vocab_size, config.n_embd)}
             if config.position == "learned":
-                parts["wpe"] = nn.Embedding(config.block_size, config.n_embd)
+                parts["wpe"] = eager.embedding(config.block_size, config.n_embd)
             parts["drop"] = nn.Dropout(config.dropout)
             parts["h"] = nn.ModuleList(Block(config, window) for window in config.windows)
             self.transformer = nn.ModuleDict(parts | {"ln_f": _norm(config, config.n_embd)})
             self.lm_head = nn.Linear(config.n_embd, config.padded_vocab_size, bias=config.output_bias)
-        self.to_empty(device=torch.get_default_device())
+        eager.to_empty(self)
         self.tie_weights()  # after to_empty, which unties them
         self.init_weights()
         # not compiled: the compiler would reorder the chunks and then take more memory than all logits at once
@@ -253,7 +253,7 @@ class GPT(nn.Module):
         matrices, vectors = [p for p in params if p.dim() >= 2], [p for p in params if p.dim() < 2]
         groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         # fused: one kernel updates all parameters, instead of several small kernels for each
-        return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=device_type in ("cuda", "cpu", "mps"))
+        return eager.AdamW(groups, lr=learning_rate, betas=betas, fused=device_type in ("cuda", "cpu", "mps"))
 
     @torch.no_grad()
     def generate(self, idx: Tensor, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None) -> Tensor:
@@ -288,7 +288,7 @@ class GPT(nn.Module):
         config, weights = pretrained.load(model_type, override_args or {})
         with torch.device("meta"):
             model = cls(config).to(dtype)
-        model.to_empty(device=torch.get_default_device())
+        eager.to_empty(model)
         model.tie_weights()
         with torch.no_grad():
             for p in (model.transformer.wte.weight, *model.lm_head.parameters()):

@@ -64,7 +64,7 @@ def test_no_room_imports_itself_through_others():
 
 
 def test_model_and_configurator_know_little():
-    rooms = ("attention", "dimensions", "errors", "generation", "interchange", "loss", "machine", "rotary")
+    rooms = ("attention", "dimensions", "eager", "errors", "generation", "interchange", "loss", "machine", "rotary")
     assert {room_of(name) for name in IMPORTS["model"]} - {"fusedgpt"} == {f"fusedgpt.{name}" for name in rooms}
     assert IMPORTS["configurator"] == {"fusedgpt.errors", "fusedgpt.home"}
 

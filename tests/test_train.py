@@ -206,7 +206,10 @@ def test_a_run_whose_kernel_is_another_ends(tmp_path, data, monkeypatch):
 
 
 def test_scripts_run_without_what_they_do_not_use(tmp_path, data, small_run):
-    heavy = ("wandb", "datasets", "transformers", "matplotlib", "tyro", "pandas")
+    # importing torch.distributed's collectives, AdamW's first step, the profiler's and the first number drawn for an
+    # embedding imported torch._dynamo and sympy: more than importing PyTorch takes
+    heavy = ("wandb", "datasets", "transformers", "matplotlib", "tyro", "sympy", "torch._dynamo", "torch._inductor")
+    heavy += ("torch.distributed.nn", "torch.distributed.fsdp", "pandas")
     train_it = flags(small(tmp_path, data, attention="auto", dtype="auto", optimizer="muon", max_iters=2))
     code = "import runpy, sys; sys.path.insert(0, '.')"
     for name, *args in (("train.py", *train_it), ("sample.py", small_run, "--start=a", "--max_new_tokens=2")):

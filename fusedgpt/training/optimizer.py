@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
+from fusedgpt import eager
 from fusedgpt.parallel.distributed import local
 from fusedgpt.settings import Settings
 
@@ -41,7 +42,7 @@ def learning_rate(it: int, s: Settings) -> float:
     return s.min_lr + share * (s.learning_rate - s.min_lr)
 
 
-class MuonAndAdamW(Optimizer):
+class MuonAndAdamW(eager.Optimizer):
     """Muon for the matrices of a model's layers, its last group, and AdamW for all else, seen as one optimizer."""
 
     def __init__(self, matrices: list[Tensor], s: Settings, adamw: AdamW, dtype: torch.dtype):
