@@ -182,9 +182,10 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Ids of a prompt. <|endoftext|> in it becomes the id that ends a document, if there is one.
 
-        What UTF-8 cannot write becomes a question mark. Raises UserError for a character that the tokenizer lacks.
+        Raises UserError for a character that UTF-8 or the tokenizer does not have.
         """
-        text = text.encode("utf-8", "replace").decode()
+        if text != text.encode("utf-8", "replace").decode():  # a file of another encoding, or half a surrogate pair
+            raise UserError(f"the prompt {shown(text)} cannot be written in UTF-8: change it")
         if self.end_of_text is None:
             return self.encode_text(text).tolist()
         ids = []

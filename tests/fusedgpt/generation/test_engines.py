@@ -84,7 +84,6 @@ def test_one_dtype_for_both_is_the_model_itself_and_not_measured(trained, monkey
     engine = engines.prepare(trained, CPU, "float32", batch_size=3)
     assert engine.dtypes == (torch.float32, torch.float32) and engine.prefill is engine.decode and not engine.chosen
     assert torch.equal(greedy(engine, prompts(3), 100), greedy(trained, prompts(3), 100))
-    assert engine.bytes_per_step == 4 * sum(p.numel() for p in trained.parameters()) - 4 * S * 64
 
 
 @pytest.mark.parametrize(("name", "document_start"), WITHIN)
