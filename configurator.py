@@ -29,6 +29,7 @@ from fusedgpt.home import as_called
 
 COMMAND_LINE = "the command line"
 NONE = types.MappingProxyType({})
+LARGEST = 2**63 - 1  # the largest whole number of PyTorch and numpy
 LENT = {module.__name__: module for module in (os, time, math, pickle)}  # nanoGPT's train.py has imported these
 # types of settings
 PLAIN = {bool: "True or False", int: "a whole number", float: "a number", str: "text", types.NoneType: "None"}
@@ -157,6 +158,8 @@ def _set(settings, name, value, where):
     found = _read(str(value), field.type) if type(value) in PLAIN else []
     if not found or (in_file and found[0] != value):
         raise UserError(f"{where}: {name}={shown(value)} is not allowed: it takes {_allowed(field.type)}")
+    if isinstance(found[0], int) and abs(found[0]) > LARGEST:
+        raise UserError(f"{where}: {name}={shown(value)} is not allowed: it takes whole numbers below 2**63")
     return dataclasses.replace(settings, **{name: found[0]})
 
 

@@ -114,6 +114,8 @@ NO_VALUE = "has no value: flags are written --name=value, as in --device=cpu or 
         ("--quick=1", "quick='1' is not allowed: it takes True or False"),
         ("--compile=maybe", "compile='maybe' is not allowed: it takes True or False or 'auto'"),
         ("--size=none", "size='none' is not allowed: it takes a whole number or None"),
+        # these used to reach PyTorch and end in an OverflowError or a RuntimeError
+        (f"--steps={2**63}", f"steps='{2**63}' is not allowed: it takes whole numbers below 2**63"),
     ],
 )
 def test_bad_flags_are_named_with_what_was_meant(written, said, capfd, monkeypatch):

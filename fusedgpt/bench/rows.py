@@ -21,7 +21,12 @@ from fusedgpt.machine import timing, turns
 from fusedgpt.machine.environment import FLASH_PACKAGES
 from fusedgpt.machine.files import atomic, read_jsonl
 
-FULL = ("CUDA out of memory", "HIP out of memory", "DefaultCPUAllocator")  # why a kernel did not run, but not its own
+FULL = (
+    "CUDA out of memory",
+    "HIP out of memory",
+    "DefaultCPUAllocator",
+    "out of memory at this",
+)  # why a kernel did not run, but not its own
 SETTLED = ("refused", "parity failed")  # not tried again
 # the parts of the environment that measurements depend on; on a CPU also the threads
 COMPARED = ("device", "torch", "cuda", "cudnn", "transformers", *FLASH_PACKAGES)

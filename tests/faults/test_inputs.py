@@ -13,6 +13,7 @@ import typing
 import pytest
 import torch
 
+import configurator
 import sample
 import train
 from configurator import configure
@@ -59,13 +60,15 @@ TEXTS += ["\0", "\udcff", "\ud800\udc00", "a\nb", "\x1b[2J", "x" * 5000, "%s{0}"
 
 
 def right_types(s):
-    """Whether each setting has the type that its field declares."""
+    """Whether each setting has the type that its field declares, and no number is too large for PyTorch."""
     for field in dataclasses.fields(s):
         got = getattr(s, field.name)
         options = typing.get_args(field.type) or (field.type,)
         types = [option for option in options if isinstance(option, type)]
         literals = [choice for option in options for choice in typing.get_args(option) or [option]]
         if type(got) not in types and got not in literals:
+            return False
+        if type(got) is int and abs(got) > configurator.LARGEST:
             return False
     return True
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fusedgpt.runs import checkpoint, run_folder
+from fusedgpt.runs import checkpoint
 from fusedgpt.training import evaluation
 from tests.conftest import run, small
 from tests.faults.processes import start
@@ -19,7 +19,7 @@ pytestmark = [
 
 # weights of 10 MB and hardly any activations, so that a save's copy does not fit into memory that a step has freed
 SHAPE = dict(n_layer=3, n_embd=256, n_head=2, block_size=8, batch_size=1, eval_interval=5, eval_iters=1, dropout=0.1)
-PLACES = {"evaluation": (evaluation, "evaluate"), "copy": (run_folder, "_copied"), "write": (checkpoint, "save")}
+PLACES = {"evaluation": (evaluation, "evaluate"), "write": (checkpoint, "save")}
 
 
 def limit():
@@ -50,7 +50,6 @@ def test_a_run_whose_memory_runs_out_ends_in_one_sentence_and_goes_on_later(plac
     process.join(120)
     said = log.read_text()
     assert process.exitcode in (0, 1) and ("error: " in said) == process.exitcode, said[-3000:]
-    assert process.exitcode or place == "write"  # memory that a step has freed may be enough for the write
     assert checkpoint.load(out_dir / "ckpt.pt")["iter_num"] >= 10 and not list(out_dir.glob("previous-*"))
     if process.exitcode:
         assert "memory" in sentence(said)
