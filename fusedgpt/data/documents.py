@@ -80,6 +80,9 @@ def encoding_of(path: pathlib.Path, given: str | None = None) -> tuple[str, str]
             bad = f"byte {at + len(raw) - len(error.object) + error.start:,} ({error.reason})"
         else:
             return "utf-8", ""
+    text = (raw or head).decode(errors="replace")
+    if len(re.findall(r"[^\x00-\x7f\ufffd]", text)) > text.count("\N{REPLACEMENT CHARACTER}"):  # whatever it is called
+        raise UserError(f"{path} is UTF-8 but for {bad}: mend it, or leave the file out by --skip_unreadable=True")
     if name:
         name = READ_AS.get(codecs.lookup(name).name, name)
         return name, f"reading {path} as {name}, because it is not UTF-8"
@@ -89,9 +92,6 @@ def encoding_of(path: pathlib.Path, given: str | None = None) -> tuple[str, str]
 def _guessed(path, raw, bad):
     import charset_normalizer  # after UTF-8, which most texts are
 
-    text = raw.decode(errors="replace")
-    if len(re.findall(r"[^\x00-\x7f\ufffd]", text)) > text.count("\N{REPLACEMENT CHARACTER}"):
-        raise UserError(f"{path} is UTF-8 but for {bad}: mend it, or leave the file out by --skip_unreadable=True")
     found = list(charset_normalizer.from_bytes(raw, cp_isolation=GUESSED))
     likely = [e for e in found if e.chaos < found[0].chaos + CLOSE and e.coherence > found[0].coherence - CLOSE]
     names = [each.encoding for each in likely]

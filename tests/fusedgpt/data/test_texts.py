@@ -150,6 +150,14 @@ REFUSED = [
 ]
 
 
+def test_utf_8_with_a_bad_byte_is_read_as_nothing_else(tmp_path):
+    # F40: --encoding=cp1252, and a page that names another encoding, made mojibake of all of it
+    for name, begin in (("a.txt", b""), ("a.html", b"<meta charset=cp1252>")):
+        (tmp_path / name).write_bytes(begin + "ä".encode() * 9 + b"\xff")
+        with pytest.raises(UserError, match="is UTF-8 but for byte"):
+            documents([tmp_path / name], encoding="cp1252")
+
+
 @pytest.mark.parametrize(
     ("name", "raw", "sentence"), REFUSED, ids=lambda value: value[:50] if isinstance(value, str) else ""
 )
