@@ -47,6 +47,7 @@ def test_a_value_that_no_run_can_have_is_refused(setting, must):
     ("changes", "is_refused"),
     [
         (dict(min_lr=0.0, lr_decay_iters=5), True),  # it used to train on and learn nothing
+        (dict(min_lr=1e-5, lr_decay_iters=5), False),
         (dict(min_lr=0.0, lr_decay_iters=5, schedule="constant"), False),
         (dict(min_lr=0.0, lr_decay_iters=5, decay_lr=False), False),
         (dict(min_lr=0.0, lr_decay_iters=5, minutes=1.0), False),  # they settle both numbers

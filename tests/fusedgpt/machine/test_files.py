@@ -99,6 +99,12 @@ def test_a_torn_last_line_takes_no_other_with_it(tmp_path):
     assert (tmp_path / "a").read_bytes() == b'{"a": 1}\n{"a": 2, "st\n{"a": 3}\n{"a": 4}\n'
 
 
+def test_no_line_is_written_through_a_link(tmp_path):
+    (tmp_path / "a").symlink_to(tmp_path / "what somebody else keeps")
+    with pytest.raises(OSError, match="symbolic links"):
+        Lines(tmp_path / "a")
+
+
 def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path):
     (tmp_path / "a").write_text("old")
     with (
