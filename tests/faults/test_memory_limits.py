@@ -5,6 +5,7 @@ import resource
 import sys
 
 import pytest
+import torch
 
 from fusedgpt.runs import checkpoint
 from fusedgpt.training import evaluation
@@ -30,13 +31,15 @@ def limit():
 
 
 def limit_at(place):
-    """Leave no memory at the first call of a place."""
+    """Leave no memory at the first call of a place. An evaluation needs more there than a step has freed."""
     module, name = PLACES[place]
     whole = getattr(module, name)
 
     def limited(*args, **kwargs):
         limit()
         setattr(module, name, whole)
+        if place == "evaluation":
+            torch.zeros(2**28)
         return whole(*args, **kwargs)
 
     setattr(module, name, limited)
@@ -50,6 +53,7 @@ def test_a_run_whose_memory_runs_out_ends_in_one_sentence_and_goes_on_later(plac
     process.join(120)
     said = log.read_text()
     assert process.exitcode in (0, 1) and ("error: " in said) == process.exitcode, said[-3000:]
+    assert process.exitcode or place == "write"  # memory that a step has freed may be enough for the write
     assert checkpoint.load(out_dir / "ckpt.pt")["iter_num"] >= 10 and not list(out_dir.glob("previous-*"))
     if process.exitcode:
         assert "memory" in sentence(said)
