@@ -21,12 +21,7 @@ from fusedgpt.machine import timing, turns
 from fusedgpt.machine.environment import FLASH_PACKAGES
 from fusedgpt.machine.files import atomic, read_jsonl
 
-FULL = (
-    "CUDA out of memory",
-    "HIP out of memory",
-    "DefaultCPUAllocator",
-    "out of memory at this",
-)  # why a kernel did not run, but not its own
+FULL = ("out of memory", "DefaultCPUAllocator")  # of PyTorch's error, or in the reason why a kernel cannot run
 SETTLED = ("refused", "parity failed")  # not tried again
 # the parts of the environment that measurements depend on; on a CPU also the threads
 COMPARED = ("device", "torch", "cuda", "cudnn", "transformers", *FLASH_PACKAGES)
