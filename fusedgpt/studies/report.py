@@ -207,7 +207,7 @@ def differences(results: Results) -> Any:
     from matplotlib.figure import Figure
 
     plan, found = results.design, [c for c in results.comparisons if c.n]
-    figure = Figure(figsize=(WIDTH, 0.5 + 0.24 * len(found)), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 0.5 + 0.3 * len(found)), layout="constrained")
     notes = ["over pairs of equal seeds; 95 % intervals", *(f"Note: {each}" for each in results.warnings()[:3])]
     style.title(figure, f"Difference in {WHAT[plan.metric]} to {plan.baseline}", notes)
     axes = figure.subplots()
