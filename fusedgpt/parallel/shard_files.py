@@ -80,14 +80,6 @@ def _writer(folder):
     return writer
 
 
-def write(folder: pathlib.Path, tensors: dict[str, Tensor]) -> dict[str, int]:
-    """Write `tensors`, all of which this process holds, and return the checksum of each file."""
-    with warnings.catch_warnings():  # there are no other ranks on purpose
-        warnings.simplefilter("ignore")
-        dcp.save(tensors, storage_writer=_writer(folder), no_dist=True)
-    return {file.name: _checksum(file) for file in folder.iterdir()}
-
-
 def verify(folder: pathlib.Path, files: Mapping[str, int]) -> None:
     """Raise UserError unless every file has its checksum. If ranks read together, each checks some of the files."""
     together = distributed.is_initialized()
