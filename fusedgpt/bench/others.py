@@ -107,8 +107,9 @@ class _Step:
 def generation(name: str, s, device: torch.device) -> tuple[Turn, dict]:
     """Greedy generation after a random prompt; before, its loss and its first ids are compared with ours."""
     memory.keep_freed_memory(keep=True)
-    config, dtypes = _config(s, s.vocab_size), (resolve_dtype(s.dtype, device),) * 2
-    idx = torch.randint(s.vocab_size, (1, s.prompt_tokens), generator=torch.Generator().manual_seed(s.seed)).to(device)
+    vocab_size = s.vocab_size or training.data(s)[1]["vocab_size"]
+    config, dtypes = _config(s, vocab_size), (resolve_dtype(s.dtype, device),) * 2
+    idx = torch.randint(vocab_size, (1, s.prompt_tokens), generator=torch.Generator().manual_seed(s.seed)).to(device)
     if name.startswith("ours"):
         determinism.seed(s.seed, "init")
         ours = GPT(config).to(device)
