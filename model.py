@@ -59,15 +59,15 @@ class CausalSelfAttention(nn.Module):
         B, T, _ = x.shape
         qkv = self.c_attn(x).view(B, T, -1, self.head_size)  # (B, T, C) -> (B, T, nh + 2 nkv, hs)
         q, k, v = qkv.split(self.heads, dim=2)  # (B, T, nh, hs), and twice (B, T, nkv, hs)
-        if self.qk_norm:  # in the dtype of its weights, because with another PyTorch has no fused RMSNorm
-            q, k = (norm(x.to(norm.weight.dtype)).to(x.dtype) for norm, x in ((self.q_norm, q), (self.k_norm, k)))
+        if self.qk_norm:  # in the dtype of its weights: PyTorch's fused RMSNorm wants its input in the same
+            q, k = (norm(h.to(norm.weight.dtype)).to(h.dtype) for norm, h in ((self.q_norm, q), (self.k_norm, k)))
         if rotation is not None:
             q, k = rotary.rotate(q, rotation), rotary.rotate(k, rotation)  # shapes as before
-        q, k, v = (each.transpose(1, 2) for each in (q, k, v))  # (B, nh, T, hs): heads are as independent as sequences
+        q, k, v = (each.transpose(1, 2) for each in (q, k, v))  # (B, nh or nkv, T, hs): a head is a batch of its own
         if cache is not None:
             k, v = cache.extend(k, v)  # (B, nkv, Tk, hs): earlier keys first, in the cache's dtype
         masks, Tk = {}, k.size(2)
-        if documents is not None:  # uncut, they stay one tensor for all layers: flex makes a mask for each tensor
+        if documents is not None:  # cut only if need be: flex keeps a mask for each tensor, and layers share this one
             masks["documents"] = documents if documents.size(1) == Tk else documents[:, -Tk:]  # (B, Tk)
         if self.window and Tk > self.window:
             masks["window"] = self.window
@@ -162,7 +162,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, part: nn.Module | None = None) -> None:
-        """Initialise as GPT-2: normal, deviation 0.02, or 0.02 / √(2 n_layer) into the residual stream; biases 0.
+        """Initialise as GPT-2: normal, deviation 0.02, or 0.02 / √(2 n_layer) for each c_proj; biases 0.
 
         Each weight has random numbers of its own, from `init_seed` and its name: models of one torch.manual_seed have
         equal weights wherever their shapes are equal. Padding draws none. part: initialise only this module.
@@ -191,7 +191,7 @@ class GPT(nn.Module):
         logit -inf: they get probability 0, learn nothing and are never sampled.
         cache: from generate.new_cache, one for each layer; the keys and values of the tokens before `idx`.
         logits: whether to return logits beside a loss. Training needs none: they would stay in memory, and a compiled
-        backward would read a gradient of them.
+        backward would go through their gradient, all zeros.
         """
         T, past = idx.size(1), cache[0].length if cache else 0
         if past + T > self.config.block_size:

@@ -62,7 +62,7 @@ def read_settings(args: list[str]) -> Settings:
         if "lr_decay_iters" not in flags:
             s = resume.prolonged(s, was)
     if "max_iters" in flags and "minutes" not in flags:
-        s = dataclasses.replace(s, minutes=None)  # of a file or an earlier run: they would set another max_iters
+        s = dataclasses.replace(s, minutes=None)  # of a file or an earlier run: they would override max_iters
     resume.require_right_flag(s)
     return resume.where_to_start(dataclasses.replace(s, attention=located(s.attention)))
 
@@ -104,12 +104,12 @@ def training_loop(run: Run) -> None:
         evaluates = state.iteration % s.eval_interval == 0 or last
         if evaluates or state.iteration % s.check_interval == 0:
             distributed.require_same_weights(state.model, ranks, state.iteration)
-        whole = not evaluates or run.evaluate_and_save()  # False: a signal has ended the evaluation
-        samples = s.sample_interval and (state.iteration % s.sample_interval == 0 or last)
-        if samples and whole:
+        evaluated = not evaluates or run.evaluate_and_save()  # False: a signal has ended the evaluation
+        samples_now = s.sample_interval and (state.iteration % s.sample_interval == 0 or last)
+        if samples_now and evaluated:
             run.sample()
-        # a signal that came meanwhile ends the run before the next step: if resumed, it evaluates and draws here again
-        if last or ((evaluates or samples) and any(ranks.gather(bool(run.stopped_by)))):
+        # a signal that came meanwhile ends the run before the next step; a resumed run evaluates and samples here again
+        if last or ((evaluates or samples_now) and any(ranks.gather(bool(run.stopped_by)))):
             return
 
         state.clock.start()  # time the step alone, without evaluations and files
@@ -117,10 +117,11 @@ def training_loop(run: Run) -> None:
             with distributed.others_needed():
                 results = train_step(state, s, run.micro_steps)
         except Exception as error:
-            if isinstance(error, UserError) or is_own(s.attention):  # of another process, the data or a user's kernel
+            # another process, the data or the user's kernel has failed, and our weights are sound
+            if isinstance(error, UserError) or is_own(s.attention):
                 run.save_whole_steps()
             raise
-        # sum the stop flags over the ranks, so that all stop at the same step
+        # results.add sums the flags over the ranks, so that all stop at the same step
         flags = {"time is up": time.perf_counter() > run.deadline, "stopped": bool(run.stopped_by)}
         state.results.add(results, flags, lr=state.optimizer.param_groups[0]["lr"])  # what the step has used
         state.clock.stop()
@@ -196,7 +197,7 @@ def build_model(s: Settings, meta: dict, saved: dict | None, ranks, device: torc
 
 
 def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: Logger, writes: bool = True) -> Run:
-    """The run that `s` describes, ready to step. writes: it locks out_dir. Raises UserError for bad input."""
+    """The run that `s` describes, ready to step. writes: whether to lock out_dir. Raises UserError for bad input."""
     out_dir, micro_steps = pathlib.Path(s.out_dir), ranks.micro_steps(s.gradient_accumulation_steps)
 
     # data and weights
@@ -274,11 +275,11 @@ def rehearse(run: Run, chosen: tuning.Settled, case: Case) -> None:
     logger.status("compiling" if chosen.compiled else "looking at the kernels")
     receipt = graphs = None
     if not s.eval_only:
+        if cuda_graphs(case.device) and len(run.micro_steps) > 1:  # they overwrite gradients (pytorch#96693)
+            raise UserError("TORCHINDUCTOR_CUDAGRAPHS=1 works with one micro-step for each process alone: unset it")
         before = graphs_compiled()
         forward_backward()
         graphs = graphs_compiled() - before
-        if cuda_graphs(case.device) and len(run.micro_steps) > 1:  # they overwrite gradients (pytorch#96693)
-            raise UserError("TORCHINDUCTOR_CUDAGRAPHS=1 allows one micro-step in each process alone: unset it")
         receipt = observe(forward_backward, run.trace, state.model.config.padded_vocab_size)
         if reason := contradiction(chosen.attention, receipt, case):
             raise UserError(reason)
@@ -299,7 +300,7 @@ def main(s: Settings) -> None:
             run.losses(s.batch_size)  # compile the evaluation graph now, so that no evaluation's time includes it
         step = functools.partial(train_step, run.state, run.s, run.micro_steps)
         budget.settle(run, step, began)
-        if run.s.init_from != "resume":
+        if run.s.init_from != "resume" and not s.eval_only:
             for line in [reading_line(run.s, len(run.loader.files["train"])), *schedule_lines(run.s)]:
                 logger.say(line)
         memory.reset_peak_memory(device)  # compilation, the rehearsal and the timing are over

@@ -146,13 +146,15 @@ def test_a_profile_is_printed_and_is_of_the_run_that_made_it(tmp_path, data, cap
     assert not (tmp_path / "trace.json").exists()
 
 
-def test_eval_only_evaluates_and_ends(done, data):
+def test_eval_only_evaluates_and_ends(done, data, tmp_path, capsys):
     # T6: with resume it used to train on
     before = {f.name: f.read_bytes() for f in done.iterdir()}
     said = script("train.py", *flags(small(done, data, init_from="resume", eval_only=True))).stdout
     assert f"step 10: train loss {rows(done, 'eval')[-1]['train_loss']:.4f}" in said
     assert "iter " not in said.replace("iterations", "")
     assert before == {f.name: f.read_bytes() for f in done.iterdir()}
+    run(tmp_path / "new", data, eval_only=True)
+    assert "the run reads it" not in capsys.readouterr().out  # it makes no step
 
 
 def test_a_nanogpt_checkpoint_resumes(done, data):

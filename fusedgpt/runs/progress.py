@@ -63,7 +63,7 @@ def lesson(evaluations: list[dict]) -> list[str]:
 def schedule_lines(s: Settings) -> list[str]:
     """What a run is told if its schedule does not end with it, so that its last step has a high learning rate."""
     end, peak = learning_rate(s.max_iters - 1, s), s.learning_rate  # of the last step
-    early = s.decay_lr and s.schedule != "constant" and s.max_iters < s.lr_decay_iters and not s.eval_only
+    early = s.decay_lr and s.schedule != "constant" and s.max_iters < s.lr_decay_iters
     if not early or end - s.min_lr <= HIGH_END * peak:
         return []
     how = f"--lr_decay_iters={s.max_iters} ends the schedule with the run"

@@ -39,7 +39,6 @@ def test_a_pipe_gets_whole_lines_and_no_bar(tmp_path, data):
         (dict(schedule="wsd"), "the learning rate ends at 100 % of its peak"),
         (dict(schedule="constant"), None),
         (dict(decay_lr=False), None),
-        (dict(eval_only=True), None),
     ],
     ids=str,
 )
