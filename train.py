@@ -97,9 +97,10 @@ def train_step(state: TrainState, s: Settings, micro_steps: range) -> dict[str, 
 
 def training_loop(run: Run) -> None:
     """Step until max_iters, the run's deadline or a signal; evaluate, report and save on the way."""
-    s, state, ranks = run.s, run.state, run.ranks
+    state, ranks = run.state, run.ranks
     time_is_up, alone = False, ranks.world == 1
     while True:
+        s = run.s  # a report may shorten a run of so many minutes
         last = state.iteration >= s.max_iters or time_is_up or s.eval_only
         evaluates = state.iteration % s.eval_interval == 0 or last
         if evaluates or state.iteration % s.check_interval == 0:

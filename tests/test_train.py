@@ -43,6 +43,7 @@ def test_the_loss_falls_and_everything_is_written(tmp_path, data, capsys):
     assert f"step 30: train loss {evaluations[1]['train_loss']:.4f}, val loss {evaluations[1]['val_loss']:.4f}" in out
     assert "tokens per iteration: 64 = 1 micro-batch x 4 x 16, on 1 process\n" in out  # T21
     assert "attention: sdpa; forward seen: math; backward seen: unfused" in out  # K8
+    assert out.endswith(f"next: python sample.py {tmp_path}; {tmp_path}/report.html shows the run\n")
     kept = record(tmp_path)
     assert kept["receipt"]["forward"] == ["math"] and kept["tokens_per_step"] == 64
     # products with as many columns as the padded vocabulary: the ladder says what a compiler made of them

@@ -1,4 +1,4 @@
-"""A run of so many minutes: what it takes, by a few of its own steps and a part of an evaluation."""
+"""A run of so many minutes: how long it is, by a few of its own steps, and shorter if steps become much slower."""
 
 import bisect
 import contextlib
@@ -20,6 +20,7 @@ from fusedgpt.settings import Settings
 SHARE = 0.03
 LONGEST_S = 20.0  # and no longer than this
 MOST_ITERATIONS = 10**9
+TOO_LONG = 1.5  # a run that would take so many times the rest of its minutes is shortened
 
 
 def settle(run: Any, step: Callable, began: float) -> None:
@@ -35,20 +36,39 @@ def settle(run: Any, step: Callable, began: float) -> None:
     run.logger.status("timing steps and an evaluation")
     with undone(run):
         cost = _measured(run, step, min(SHARE * 60 * s.minutes, LONGEST_S))
-    left = 60 * s.minutes - (time.perf_counter() - began)
-    n = run.ranks.broadcast(max(1, most_iterations(left, cost, s)))  # each rank has timed its own steps
-    run.s = dataclasses.replace(s, **dict.fromkeys(SETTLED, n))
+    run.due = began + 60 * s.minutes
+    n = most_iterations(run.due - time.perf_counter(), cost, s)
+    _end_at(run, run.ranks.broadcast(max(1, n)), cost, "")  # each rank has timed its own steps
+
+
+def shorten(run: Any, cost: Cost) -> None:
+    """End a run of so many minutes earlier, if its steps take much longer now than when they were timed.
+
+    The steps that were made must have had the learning rates of the shorter run, so that its numbers make it again. So
+    the schedule must be wsd, in whose first half rates do not depend on its end. cost: what steps take now.
+    """
+    s, done = run.s, run.state.iteration
+    if s.schedule == "wsd" and s.decay_lr and run.due < math.inf:
+        n = max(2 * done, most_iterations(run.due - time.perf_counter(), cost, s, done))
+        n = run.ranks.broadcast(n)
+        if TOO_LONG * (n - done) < s.max_iters - done:
+            _end_at(run, n, cost, "steps have become slower: ")
+            run.logger.shorten(n)
+
+
+def _end_at(run, n, cost, why):
+    run.s = dataclasses.replace(run.s, **dict.fromkeys(SETTLED, n))
     run.record["settings"] |= dict.fromkeys(SETTLED, n)
-    run.logger.say(f"minutes={s.minutes:g}: {cost.parts(0, run.s)}; max_iters={n}")
+    run.logger.say(f"{why}minutes={run.s.minutes:g}: {cost.parts(run.state.iteration, run.s)}; max_iters={n}")
 
 
-def most_iterations(seconds: float, cost: Cost, s: Settings) -> int:
-    """How many iterations of a new run, with its evaluations and samples, fit into `seconds`; 0 if none does."""
+def most_iterations(seconds: float, cost: Cost, s: Settings, done: int = 0) -> int:
+    """The max_iters with which a run that has made `done` steps ends in `seconds`; `done` if no more fit."""
 
     def takes(iterations):
-        return cost.seconds(0, dataclasses.replace(s, max_iters=iterations))
+        return cost.seconds(done, dataclasses.replace(s, max_iters=iterations))
 
-    return max(0, bisect.bisect_right(range(MOST_ITERATIONS + 1), seconds, key=takes) - 1)
+    return max(done, bisect.bisect_right(range(MOST_ITERATIONS + 1), seconds, lo=done, key=takes) - 1)
 
 
 @contextlib.contextmanager

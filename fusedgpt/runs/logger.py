@@ -121,6 +121,12 @@ class Logger:
     def __exit__(self, *_):
         self.bar.close()  # or the sentence of an error would begin behind it
 
+    def shorten(self, iterations: int) -> None:
+        """From now on, the run has so many iterations: the bar and run.json, whose settings have changed, show it."""
+        self.bar.total = iterations
+        if self.main:
+            self._write_record()
+
     def status(self, doing: str) -> None:
         """Show on a terminal what the run is doing."""
         self.bar.set_description_str(doing)

@@ -150,6 +150,9 @@ def _chart(runs, y, axis):
         pale = "pale" * (is_loss and line.name == "training")
         d = _path(across, np.clip(down, TOP - 4, BOTTOM))  # what is above the view runs along its edge
         drawn.append(f'<path class="line {pale}" style="--mine: var(--c{n % 7})" d="{d}"/>')
+        if is_loss and line.name == "validation" and np.isfinite(line.values).any():
+            lowest = np.nanargmin(line.values[kept])
+            drawn.append(f'<circle cx="{across[lowest]:.1f}" cy="{down[lowest]:.1f}" r="4" fill="var(--c{n % 7})"/>')
         if len(line.values) and not (pale and len(runs) > 1):
             ends.append(f"{_mark(n, pale)}{line.name * (is_loss and len(runs) == 1)} <b>{line.values[-1]:.4g}</b>")
     top = above(shown, (low, high))

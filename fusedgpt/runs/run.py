@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import pathlib
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -15,9 +16,10 @@ from torch.optim import Optimizer
 
 from fusedgpt.data.dataloader import Batch, DataLoader
 from fusedgpt.errors import UserError
+from fusedgpt.home import as_called
 from fusedgpt.machine import memory, timing
 from fusedgpt.parallel import distributed
-from fusedgpt.runs import checkpoint, progress
+from fusedgpt.runs import budget, checkpoint, progress
 from fusedgpt.runs.logger import Logger
 from fusedgpt.runs.run_folder import Checkpoints
 from fusedgpt.settings import Settings
@@ -75,6 +77,7 @@ class Run:
     token_bytes: torch.Tensor | None = None  # bytes of each id, for bits per byte
     stopped_by: list[int] = dataclasses.field(default_factory=list)  # signals that have come
     deadline: float = math.inf  # time.perf_counter() at which the run ends
+    due: float = math.inf  # time.perf_counter() at which the minutes of a new run are over
 
     @property
     def trace(self) -> pathlib.Path | None:
@@ -164,7 +167,7 @@ class Run:
             }
             self.logger.iteration(metrics, to_console=it % self.s.log_interval == 0)
             self._count_bad_step(metrics, explains)
-        if steps:
+        if steps and explains:
             self._say_what_is_left()
         return "time is up" in raised, "stopped" in raised
 
@@ -192,9 +195,11 @@ class Run:
         if timed and not state.estimated and state.iteration < s.max_iters:
             state.estimated = True
             self.logger.say(cost.estimate(state.iteration, s))
+        if timed:
+            budget.shorten(self, cost)
         # a run whose time is up evaluates once more
         limit = self.deadline - time.perf_counter() + state.evaluation_s
-        self.logger.ends_in(min(cost.seconds(state.iteration, s), limit))
+        self.logger.ends_in(min(cost.seconds(state.iteration, self.s), limit))
 
     def draw(self) -> list[tuple[str, str]]:
         """A sample after each prompt, as (prompt, text). Raises UserError if the weights have diverged.
@@ -231,6 +236,9 @@ class Run:
             self.logger.times(timing.summary(state.step_ms[WARM_UP:]))
         for line in progress.lesson(self.logger.evaluations):
             self.logger.say(line)
+        if checkpoints.saved_at and not (self.s.eval_only or self.stopped_by or checkpoints.failed):
+            out = shlex.quote(str(checkpoints.out_dir))
+            self.logger.say(as_called(f"next: python sample.py {out}; {out}/report.html shows the run"))
         # free DDP first: as the last holder of the process group, it would end the group itself and might hang
         state.parallel = None
         distributed.leave(self.ranks)

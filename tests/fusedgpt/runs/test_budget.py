@@ -126,6 +126,23 @@ def test_a_run_goes_on_with_other_numbers_only_if_it_gives_up_its_minutes(tmp_pa
     run(timed, data, minutes=120.0, init_from="resume", eval_only=True)  # no length matters
 
 
+@pytest.mark.parametrize(("schedule", "iterations"), [("wsd", 12), ("cosine", 30)])
+def test_a_run_whose_steps_become_slow_is_shortened(tmp_path, data, monkeypatch, capsys, schedule, iterations):
+    # --minutes=0.5 took 200 s beside other work. The shorter run, too, can be made again by its numbers
+    monkeypatch.setattr(budget, "MOST_ITERATIONS", 30)
+    monkeypatch.setattr(budget, "LONGEST_S", 0.05)
+    fits = budget.most_iterations  # when steps are timed; afterwards no more fit
+    monkeypatch.setattr(budget, "most_iterations", lambda left, cost, s, done=0: done or fits(left, cost, s))
+    asked = dict(schedule=schedule, dropout=0.2, log_interval=1)
+    timed = run(tmp_path / "timed", data, minutes=60.0, **asked)
+    said = "steps have become slower: minutes=60: 6 steps of "
+    assert capsys.readouterr().out.count(said) == (schedule == "wsd")
+    numbers = dict(max_iters=iterations, lr_decay_iters=iterations)
+    settled = json.loads((timed / "run.json").read_text())["settings"]
+    assert {name: settled[name] for name in numbers} == numbers
+    assert_same_runs(timed, run(tmp_path / "again", data, **asked, **numbers))
+
+
 @pytest.mark.parametrize("every", [7, 50, 10**9])
 def test_steps_evaluations_and_samples_fill_the_minutes(tmp_path, data, every):
     s = small(tmp_path, data, eval_interval=every, sample_interval=20)

@@ -58,6 +58,8 @@ def test_a_page_shows_what_a_run_left(small_run, tmp_path):
     (loss, (training, validation)), *others = charts(text)
     assert loss.startswith("loss (nats per token) over iterations") and len(training) == 10
     assert [x for x, _ in validation] == [training[0][0], training[5][0], report_page.RIGHT]
+    (x, y), *_ = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', text)
+    assert [float(x), float(y)] == max(validation, key=lambda at: at[1])  # a dot at the lowest loss
     # bits per byte used to be drawn too, which is the curve of the loss in another unit
     wanted = ["learning rate", "gradient norm", "tokens per second", "peak memory (GiB)"]
     assert [caption.partition(" over")[0] for caption, _ in others] == wanted
