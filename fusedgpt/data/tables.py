@@ -70,9 +70,9 @@ def text_of(row: Any, column: str) -> str:
     if isinstance(row, dict) and None in row:
         raise ValueError("it has more cells than the first line")
     values = [*_values(row)]
-    found = [value for path, value in values if path == column or (value == "" and column.startswith(f"{path}."))]
-    if found and all(isinstance(value, str) for value in found):
-        return "\n".join(found)
+    found = [value for path, value in values if path == column or (value is None and column.startswith(f"{path}."))]
+    if found and all(isinstance(value, str | None) for value in found):
+        return "\n".join(value or "" for value in found)
     what, lengths = f"it has no text at {column!r}", collections.Counter()
     for path, value in values:
         if isinstance(value, str):
@@ -83,12 +83,12 @@ def text_of(row: Any, column: str) -> str:
 
 
 def _values(value, path=""):
-    """The path and value of each text, number … in a row, with "" for a null."""
+    """The path and value of each text, number or null in a row."""
     if isinstance(value, dict):
         for name, each in value.items():
             yield from _values(each, f"{path}.{name}".lstrip("."))
     elif isinstance(value, list):
-        for each in value or [""]:
+        for each in value or [None]:
             yield from _values(each, path)
     else:
-        yield path, "" if value is None else value
+        yield path, value
