@@ -120,7 +120,7 @@ def _ranges(edges, numbers):
     return np.stack([edges[numbers[firsts]], edges[numbers[lasts] + 1]], axis=1)
 
 
-def write(folder, splits: dict, source: str, tokenizer: str, vocab_size: int, config: str = "", **extra) -> None:
+def write(folder: pathlib.Path, splits: dict, source: str, tokenizer: str, vocab_size: int, config="", **extra) -> None:
     """Write train.bin, val.bin and meta.json to `folder`, with one array in memory at a time.
 
     splits: maps 'train' and 'val' to iterables of arrays of ids. config: a file to name in the printed command that
