@@ -1,7 +1,6 @@
-"""FineWeb's sample of 10 billion tokens, in GPT-2's BPE, with an end-of-text id after each document.
+"""FineWeb 1.4.0's sample of 10 billion tokens, in GPT-2's BPE, with an end-of-text id after each document.
 
-About 0.05 % of the documents are for validation. The text is streamed, and no copy is kept. --max_tokens takes only the
-first documents. --input takes local texts instead.
+About 0.05 % of the documents are for validation. The text is streamed. --input takes local texts instead.
 """
 
 import pathlib
@@ -13,18 +12,14 @@ from fusedgpt.data import prepare
 from fusedgpt.data.texts import Hub
 from fusedgpt.errors import one_sentence
 
-# v1.4.0
 PARQUET = "hf://datasets/HuggingFaceFW/fineweb@9bb295ddab0e05d785b879661af7260fed5140fc/sample/10BT/*.parquet"
 
 
 def main():
     """Write the bins of FineWeb's sample, or of --input."""
-    parser = prepare.parser(__file__, __doc__)
-    parser.add_argument("--max_tokens", type=int, metavar="N", help="stop after the document that reaches N tokens")
-    args = parser.parse_args()
+    args = prepare.parser(__file__, __doc__).parse_args()
     text = prepare.files(args) if args.input else Hub("HuggingFaceFW/fineweb", PARQUET)
-    prepare.prepare(text, "gpt2", args.out_dir, lambda documents: prepare.by_text(documents, 0.0005), args.max_tokens)
-    prepare.say_next(args.out_dir, "config/train_gpt2.py")
+    prepare.prepare(text, "gpt2", args.out_dir, prepare.by_text, 0.0005, "config/train_gpt2.py")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """OpenWebText in GPT-2's BPE, with an end-of-text id after each document.
 
-A fixed seed draws 0.05 % of the documents for validation, as nanoGPT does, where the splits have 9,035,582,198 and
-4,434,897 tokens. The text is streamed; the bins need 36 GB while they are written, then 18 GB. --input takes the same
-files and folders as data/text instead; each paragraph is a document.
+A fixed seed draws 0.05 % of the documents for validation, as nanoGPT does. The text is streamed; the bins need 36 GB
+while they are written, then 18 GB. --input takes the same files and folders as data/text instead.
 """
 
 import pathlib
@@ -20,9 +19,8 @@ PARQUET = "hf://datasets/Skylion007/openwebtext@7577b918bd30b25df0b88bb718dc8a6c
 def main():
     """Write the bins of OpenWebText, or of --input."""
     args = prepare.parser(__file__, __doc__).parse_args()
-    text = prepare.files(args, paragraphs=True) if args.input else Hub("Skylion007/openwebtext", PARQUET)
-    prepare.prepare(text, "gpt2", args.out_dir, lambda documents: prepare.as_nanogpt(documents, 0.0005))
-    prepare.say_next(args.out_dir, "config/train_gpt2.py")
+    text = prepare.files(args) if args.input else Hub("Skylion007/openwebtext", PARQUET)
+    prepare.prepare(text, "gpt2", args.out_dir, prepare.as_nanogpt, 0.0005, "config/train_gpt2.py")
 
 
 if __name__ == "__main__":

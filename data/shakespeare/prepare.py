@@ -6,7 +6,6 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from fusedgpt.data import prepare
-from fusedgpt.data.texts import whole
 from fusedgpt.data.tokenizer import GPT2, Tokenizer
 from fusedgpt.errors import one_sentence
 
@@ -14,12 +13,12 @@ from fusedgpt.errors import one_sentence
 def main():
     """Write the bins of Shakespeare, or of --input. The text is cut before it is tokenized, as in nanoGPT."""
     args = prepare.parser(__file__, __doc__).parse_args()
-    corpus = prepare.one_text(__file__, args, *prepare.TINY_SHAKESPEARE)
-    text, encode = whole(corpus), Tokenizer(GPT2).encode_text
+    corpus = prepare.files(args, __file__, *prepare.TINY_SHAKESPEARE)
+    text = "".join(text for file in corpus.files for text, _ in corpus.read(file))
+    encode = Tokenizer(GPT2).encode_text
     cut = int(0.9 * len(text))
     splits = {"train": [encode(text[:cut])], "val": [encode(text[cut:])]}
-    prepare.write(args.out_dir, splits, corpus.source, **GPT2)
-    prepare.say_next(args.out_dir, "config/finetune_shakespeare.py")
+    prepare.write(args.out_dir, splits, corpus.source, config="config/finetune_shakespeare.py", **GPT2)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,8 @@ from fusedgpt.errors import one_sentence
 def main():
     """Write the bins of tiny Shakespeare, or of --input."""
     args = prepare.parser(__file__, __doc__).parse_args()
-    text = prepare.one_text(__file__, args, *prepare.TINY_SHAKESPEARE)
-    prepare.prepare(text, "char", args.out_dir, lambda documents: prepare.by_text(documents, 0.1))
-    prepare.say_next(args.out_dir, "config/train_shakespeare_cpu.py")
+    text = prepare.files(args, __file__, *prepare.TINY_SHAKESPEARE)
+    prepare.prepare(text, "char", args.out_dir, prepare.by_text, 0.1, "config/train_shakespeare_cpu.py")
 
 
 if __name__ == "__main__":

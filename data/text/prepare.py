@@ -1,8 +1,7 @@
 """Your own text: plain text, web pages, Word, EPUB, PDF, mail, CSV, JSON, Parquet …, and folders of them.
 
 Each row of a table and each mail is a document, and each other file is one. Files may be packed, as .gz, .zst, .xz,
-.bz2 or .zip. Documents need pip install "fusedgpt[documents]". Validation gets whole documents, or the end of the text
-if they are few. Without --input, the script reads input.txt in its own folder.
+.bz2 or .zip. Documents need pip install "fusedgpt[documents]". Without --input, input.txt beside this script is read.
 """
 
 import pathlib
@@ -19,19 +18,12 @@ def main():
     parser = prepare.parser(__file__, __doc__)
     tokenizers = "byte, char, gpt2 or another of tiktoken's, a tokenizer.json, train:SIZE; default: %(default)s"
     parser.add_argument("--tokenizer", default="gpt2", metavar="NAME", help=tokenizers)
-    share = "share of the text for validation; default: %(default)s"
-    parser.add_argument("--val_fraction", type=float, default=0.1, help=share)
-    documents = "what is a document in files that are no tables; default: %(default)s"
-    parser.add_argument("--documents", choices=["file", "paragraph"], default="file", help=documents)
+    parser.add_argument("--val_fraction", type=float, default=0.1, help="share for validation; default: %(default)s")
     args = parser.parse_args()
     if not 0 < args.val_fraction < 1:
         raise UserError(f"--val_fraction={args.val_fraction} is not between 0 and 1")
-    args.input = args.input or prepare.beside(__file__)
-    if not args.input:
-        raise UserError("no text was named: give files or folders with --input=PATH")
-    text = prepare.files(args, args.documents == "paragraph")
-    prepare.prepare(text, args.tokenizer, args.out_dir, lambda documents: prepare.by_text(documents, args.val_fraction))
-    prepare.say_next(args.out_dir, "config/train_text_cpu.py")
+    text = prepare.files(args, __file__)
+    prepare.prepare(text, args.tokenizer, args.out_dir, prepare.by_text, args.val_fraction, "config/train_text_cpu.py")
 
 
 if __name__ == "__main__":

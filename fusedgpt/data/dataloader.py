@@ -36,8 +36,7 @@ class DataLoader:
         self.files = {split: TokenFile(folder, split, meta) for split in ("train", "val")}
         for file in self.files.values():
             if len(file) <= block_size:
-                least = f"block_size={block_size} needs at least {block_size + 1}"
-                raise UserError(f"{file.paths[0]} has {len(file):,} tokens: {least}. Lower --block_size, or add text")
+                raise UserError(f"{file.paths[0]} has {len(file):,} tokens, too few. Lower --block_size, or add text")
         self.block_size, self.batch_size, self.seed, self.device = block_size, batch_size, seed, device
         self.rank, self.world = rank, world
 
@@ -64,9 +63,8 @@ class DataLoader:
     def evaluation(self, split: str, windows: int) -> Iterator[Batch]:
         """Batches of this rank's part of `windows` fixed, non-overlapping windows, spread evenly over `split`.
 
-        The windows are the same for every world size. A short split may have fewer. With `windows` 0, every token but
-        the first is a target once. Every batch is (B, T), padded with targets of -1, which do not count. All ranks get
-        the same number of batches, because fsdp ranks compute each batch together; some may have no target.
+        With `windows` 0, every token but the first is a target once. Batches are (B, T), padded with targets of -1. All
+        ranks get as many batches, because fsdp ranks compute each batch together; some may have no target.
         """
         starts = self._evaluation_starts(split, windows)
         for first in range(0, self._batches_a_rank(split, windows) * self.batch_size, self.batch_size):

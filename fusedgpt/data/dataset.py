@@ -1,7 +1,6 @@
 """Read a data folder as prepare scripts leave it: `meta.json`, and bins that are read window by window.
 
-A bin is a sequence of little-endian token ids, uint16, or uint32 for vocabularies above 65,536 (nanoGPT's format).
-nanoGPT's own folders are read too. They have a meta.pkl, or no meta at all, which means GPT-2's BPE.
+A bin has little-endian token ids: uint16, or uint32 for vocabularies above 65,536. nanoGPT's own folders are read too.
 """
 
 import bisect
@@ -30,46 +29,38 @@ def find_folder(root: pathlib.Path, dataset: str) -> pathlib.Path:
     for folder in (root / "data" / str(dataset), pathlib.Path(str(dataset))):
         if dataset and os.path.isdir(folder):
             return folder
-    if os.path.isfile(str(dataset)):
-        how = f"name its folder, {os.path.dirname(dataset) or '.'}"
-        if not str(dataset).endswith(".bin"):
-            how = f"prepare it first, with python data/text/prepare.py --input={shlex.quote(dataset)}"
-        raise UserError(f"dataset={dataset} is a file: {how}")
-    scripts = {file.parent.name for file in (home.SCRIPTS / "data").glob("*/prepare.py")}
-    if dataset in scripts:  # in a clone, its folder is there before it is prepared
-        raise UserError(f"dataset={dataset} has no data here: run fusedgpt prepare {dataset}")
-    there = sorted(scripts | {file.parent.name for file in (root / "data").glob("*/train*.bin")})
+    there = sorted({file.parent.name for each in (root, home.SCRIPTS) for file in (each / "data").glob("*/*")})
     names = ", ".join(difflib.get_close_matches(str(dataset), there, n=1) or there[:20])
-    raise UserError(f"dataset={shown(str(dataset))} is no folder: name one of data/ ({names}), or the path of another")
+    how = f"name one of data/ ({names}), or a path; python data/NAME/prepare.py makes one"
+    if os.path.isfile(str(dataset)):
+        prepare = f"python data/text/prepare.py --input={shlex.quote(dataset)}"
+        how = f"name its folder, {os.path.dirname(dataset) or '.'}, if it is a bin; if it is a text, {prepare}"
+    raise UserError(f"dataset={shown(str(dataset))} is no folder: {how}")
 
 
 UNKNOWN = {"tokenizer": "unknown"}  # for a model or a checkpoint that does not say what its ids mean
 
 
 def read_meta(folder: str | pathlib.Path, vocab_size: int | None = None) -> dict:
-    """The meta of a data folder, as in meta.json. A nanoGPT meta.pkl is read too, without running code.
+    """The meta of a data folder, as in meta.json or else, without running code, nanoGPT's meta.pkl.
 
     A folder with neither holds GPT-2's BPE, as in nanoGPT, in a vocabulary of `vocab_size` (None: 50257).
-    Raises UserError if either file is damaged.
+    Raises UserError if the file is damaged.
     """
     folder = pathlib.Path(folder)
-    path = folder / "meta.json"
+    path = next((folder / name for name in ("meta.json", "meta.pkl") if (folder / name).exists()), None)
+    if path is None:
+        return GPT2 | {"vocab_size": vocab_size or GPT2["vocab_size"]}
     try:
-        if path.exists():
-            return _checked(json.loads(path.read_text(encoding="utf-8")))
-        path = folder / "meta.pkl"
-        if path.exists():
+        if path.suffix == ".pkl":
             return _read_meta_pkl(path)
+        return _checked(json.loads(path.read_text(encoding="utf-8")))
     except Exception as error:  # a damaged pickle can raise anything
         raise UserError(f"{path} is damaged ({first_line(error)}): {_how_to_prepare(folder)}") from error
-    return GPT2 | ({"vocab_size": vocab_size} if vocab_size else {})
 
 
 def meta_of_checkpoint(root: pathlib.Path, saved: dict) -> dict:
-    """The meta of the data that a checkpoint (checkpoint.load) was trained on.
-
-    nanoGPT's checkpoints only name the data set, whose folder is then read. Raises UserError if it is not here.
-    """
+    """The meta of the data that a checkpoint was trained on. nanoGPT's only name a data set, whose folder is read."""
     if saved.get("meta") is None:
         return read_meta(find_folder(root, saved["config"].get("dataset", "openwebtext")))
     return _checked(saved["meta"])
@@ -78,10 +69,8 @@ def meta_of_checkpoint(root: pathlib.Path, saved: dict) -> dict:
 def separator(meta: dict, dataset: str) -> int:
     """The id between two documents of the data that `meta` describes. Raises UserError if there is none."""
     if (found := end_of_text(meta)) is None:
-        raise UserError(
-            f"mask=document needs documents, but dataset={dataset} has no id that ends one: prepare your texts with"
-            " data/text/prepare.py, or set --mask=causal"
-        )
+        none = f"mask=document needs documents, but dataset={dataset} has no id that ends one"
+        raise UserError(f"{none}: prepare your texts with data/text/prepare.py, or set --mask=causal")
     return found
 
 
@@ -94,8 +83,7 @@ def check_fit(meta: dict, vocab_size: int, whose: str, remedy: str) -> None:
 def check_same_ids(meta: dict, trained_on: dict, say: Callable[[str], None]) -> None:
     """Raise UserError if an id means another text in `meta`, of the data, than in `trained_on`, of the weights.
 
-    Unknown ids are taken to be the same, as in nanoGPT's data without itos. So are the ids of a tokenizer that cannot
-    be loaded, as without a network, with a warning through `say`.
+    Unknown ids are taken to be the same, and those of a tokenizer that cannot be loaded, of which `say` is told.
     """
     same = all(meta.get(name) == trained_on.get(name) for name in ("tokenizer", "itos", "tokenizer_json"))
     kinds = [each.get("tokenizer") for each in (meta, trained_on)]
@@ -106,11 +94,9 @@ def check_same_ids(meta: dict, trained_on: dict, say: Callable[[str], None]) -> 
     except UserError as error:
         return say(f"cannot tell whether the weights were trained on the data's ids: {error}")
     if tokens[: len(before)] != before[: len(tokens)]:
-        raise UserError(
-            "the data's ids stand for other texts than those that the weights were trained on (now"
-            f" {kinds[0]}, then {kinds[1]}): prepare the data with their tokenizer, set --dataset to their own data,"
-            " or begin anew with --init_from=scratch"
-        )
+        other = "the data's ids stand for other texts than those that the weights were trained on"
+        how = "prepare the data with their tokenizer, set --dataset to their own data, or --init_from=scratch"
+        raise UserError(f"{other} (now {kinds[0]}, then {kinds[1]}): {how}")
 
 
 def say_other_text(meta: dict, trained_on: dict, say: Callable[[str], None]) -> None:
@@ -132,31 +118,24 @@ def check_bins(files: Mapping[str, "TokenFile"], meta: dict, whole: bool) -> Non
     Compared are bins that were written after their meta.json; with `whole`, all.
     """
     for split, file in files.items():
-        path, digest = file.paths[0], meta.get("sha256", {}).get(split)
-        if len(file.paths) > 1 or not digest:
+        (path, *others), digest = file.paths, meta.get("sha256", {}).get(split)
+        if others or not digest:
             continue
         if whole or path.stat().st_mtime_ns > path.with_name("meta.json").stat().st_mtime_ns:
             with open(path, "rb") as opened:
                 found = hashlib.file_digest(opened, "sha256").hexdigest()
             if found != digest:
-                raise UserError(
-                    f"{path} is not the file that meta.json describes: its SHA-256 is {found:.12}…, not {digest:.12}…."
-                    f" To mend it, {_how_to_prepare(path.parent)}"
-                )
+                what = f"is not the file that meta.json describes, its SHA-256 is {found:.12}…"
+                raise UserError(f"{path} {what}: {_how_to_prepare(path.parent)}")
 
 
 def require_same_data(files: Mapping[str, "TokenFile"], meta: dict, gather: Callable[[Any], list]) -> None:
-    """Raise UserError if ranks have bins of other lengths than rank 0, or another meta, which has their SHA-256.
-
-    gather: returns the values of all ranks.
-    """
-    described = json.dumps({name: value for name, value in meta.items() if name != "source"}, sort_keys=True)
-    each = gather([*map(len, files.values()), hashlib.sha256(described.encode()).hexdigest()])  # a meta can be large
+    """Raise UserError if a rank has other bins than rank 0, or another meta. gather: returns the values of all."""
+    described = repr([*map(len, files.values()), meta | {"source": ""}])
+    each = gather(hashlib.sha256(described.encode()).hexdigest())  # a meta can be large
     if others := [rank for rank, theirs in enumerate(each) if theirs != each[0]]:
-        raise UserError(
-            f"rank(s) {', '.join(map(str, others))} of {len(each)} have other data than rank 0: copy"
-            f" {files['train'].paths[0].parent} from the node of rank 0 to the others, or let them share it"
-        )
+        which = f"rank(s) {', '.join(map(str, others))} of {len(each)} have other data than rank 0"
+        raise UserError(f"{which}: copy {files['train'].paths[0].parent} from the node of rank 0 to the others")
 
 
 def _how_to_prepare(folder):
@@ -165,7 +144,7 @@ def _how_to_prepare(folder):
 
 
 def _checked(meta):
-    """Return `meta` if every field that is read has the right form. Raises UserError otherwise."""
+    """`meta`, of which each field that is read has the right form. Raises UserError otherwise."""
     vocabulary(meta)
     end_of_text(meta)
     if meta.get("tokenizer") != "unknown":  # unknown ids can be trained on
@@ -206,7 +185,7 @@ def dtype_of(vocab_size: int) -> str:
 
 
 class TokenFile:
-    """The ids of `<split>.bin`, or of its shards `<split>_0000.bin …`, as one sequence that is read window by window.
+    """The ids of `<split>_0000.bin …`, or else of `<split>.bin`, as one sequence that is read window by window.
 
     Files are not memory-mapped, because the process would keep every page that it reads in memory (nanoGPT#287).
     Raises UserError if files are missing, or do not have the size that `meta` says.
@@ -214,21 +193,17 @@ class TokenFile:
 
     def __init__(self, folder: str | pathlib.Path, split: str, meta: dict):
         folder = pathlib.Path(folder)
-        whole, shards = folder / f"{split}.bin", sorted(folder.glob(f"{split}_[0-9][0-9][0-9][0-9].bin"))
-        self.paths = shards or [whole]
+        self.paths = sorted(folder.glob(f"{split}_[0-9][0-9][0-9][0-9].bin")) or [folder / f"{split}.bin"]
         if not self.paths[0].exists():
-            raise UserError(f"{whole} does not exist: {_how_to_prepare(folder)}")
+            raise UserError(f"{self.paths[0]} does not exist: {_how_to_prepare(folder)}")
         self.vocab_size = meta["vocab_size"]
         self.dtype = np.dtype(meta.get("dtype", dtype_of(self.vocab_size))).newbyteorder("<")
         sizes = [path.stat().st_size for path in self.paths]
         self.starts = [0, *itertools.accumulate(size // self.dtype.itemsize for size in sizes)]
-        expected = meta.get("tokens", {}).get(split, len(self))
-        if any(size % self.dtype.itemsize for size in sizes) or len(self) != expected:
-            raise UserError(
-                f"{self.paths[0]} is truncated or not what meta.json describes: {sum(sizes):,} bytes are"
-                f" {sum(sizes) / self.dtype.itemsize:,} {self.dtype.name} tokens, not {expected:,}."
-                f" To mend it, {_how_to_prepare(folder)}"
-            )
+        expected = meta.get("tokens", {}).get(split, len(self)) * self.dtype.itemsize
+        if sum(sizes) != expected or any(size % self.dtype.itemsize for size in sizes):
+            what = f"is truncated or not what meta.json describes: it has {sum(sizes):,} bytes, not {expected:,}"
+            raise UserError(f"{self.paths[0]} {what}: {_how_to_prepare(folder)}")
         self.files = [open(path, "rb") for path in self.paths]  # noqa: SIM115 (open as long as the run)
 
     def __len__(self) -> int:
@@ -236,21 +211,14 @@ class TokenFile:
 
     def window(self, start: int, length: int) -> np.ndarray:
         """`length` ids from position `start`, int64. Raises UserError if an id is beyond the vocabulary."""
-        ids = np.empty(length, np.int64)
-        done = 0
+        ids, done = np.empty(length, np.int64), 0
         while done < length:
-            shard = self._shard(start + done)
+            shard = bisect.bisect_right(self.starts, start + done) - 1
             self.files[shard].seek((start + done - self.starts[shard]) * self.dtype.itemsize)
             count = min(length - done, self.starts[shard + 1] - start - done)
-            ids[done : done + count] = np.fromfile(self.files[shard], self.dtype, count)
+            part = ids[done : done + count] = np.fromfile(self.files[shard], self.dtype, count)
+            if part.max() >= self.vocab_size:
+                which = f"{self.paths[shard]} holds the id {part.max()}, but the vocabulary has {self.vocab_size}"
+                raise UserError(f"{which}: prepare it again, or set --vocab_size. nanoGPT pads GPT-2's to 50304")
             done += count
-        if ids.max() >= self.vocab_size:
-            path = self.paths[self._shard(start + int(ids.argmax()))]
-            raise UserError(
-                f"{path} holds the id {ids.max()}, but the vocabulary has {self.vocab_size}: prepare it again, or set"
-                " --vocab_size. nanoGPT pads GPT-2's to 50304, and bins of more than 65536 are read as uint32"
-            )
         return ids
-
-    def _shard(self, position):
-        return bisect.bisect_right(self.starts, position) - 1

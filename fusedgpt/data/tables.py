@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from fusedgpt.data.documents import CHUNK
-from fusedgpt.errors import shown
 
 LONGEST_ROW = 2**25  # most characters of a line of a table, and of a cell of a CSV
 
@@ -38,17 +37,12 @@ def _lines(text):
 
 
 def _csv(text, tabs):
-    """The rows of a CSV by the names of its first line. Semicolons or tabs may separate cells, as Excel writes them.
-
-    A tab-separated table has no quotation marks (IANA, text/tab-separated-values).
-    """
+    """The rows of a CSV by the names of its first line. Semicolons or tabs may separate cells, as Excel writes them."""
     csv.field_size_limit(LONGEST_ROW)
-    lines = _lines(text)
-    first = next(lines, "")
-    how = {"delimiter": max(",;\t", key=first.count), "strict": True}
-    if tabs:
-        how = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-    yield from csv.DictReader(itertools.chain([first], lines), **how)
+    if tabs:  # such a table has no quotation marks (IANA, text/tab-separated-values)
+        return csv.DictReader(_lines(text), delimiter="\t", quoting=csv.QUOTE_NONE)
+    first = next(lines := _lines(text), "")
+    return csv.DictReader(itertools.chain([first], lines), delimiter=max(",;\t", key=first.count), strict=True)
 
 
 def _json(text):
@@ -70,46 +64,31 @@ def _parquet(file, column):
 
 
 def text_of(row: Any, column: str) -> str:
-    """The text at the path `column` of a row, such as messages.content; "" for a null.
-
-    Texts of a list are joined by line ends. Raises ValueError if there is none.
-    """
+    """The text at the path `column` (messages.content) of a row, "" for a null. Raises ValueError if there is none."""
     if isinstance(row, str):
         row = json.loads(row)
     if isinstance(row, dict) and None in row:
         raise ValueError("it has more cells than the first line")
-    return _at(row, column, row, column)
-
-
-def _at(value, path, row, column):  # no closure: that would keep the row until garbage is collected
-    if isinstance(value, list):
-        return "\n".join(_at(each, path, row, column) for each in value)
-    if path and isinstance(value, dict):
-        name = path if path in value else path.partition(".")[0]  # a name may have a dot in it
-        if name in value:
-            return _at(value[name], path[len(name) + 1 :], row, column)
-    if value is None or (isinstance(value, str) and not path):
-        return value or ""
-    if path:
-        raise ValueError(f"it has no {column!r}{_another(row)}")
-    raise ValueError(f"it has {shown(value)} where its text should be")
-
-
-def _another(row):
-    """Which column to name: that with most text."""
-    lengths = collections.Counter()
-
-    def add(value, path):
+    values = [*_values(row)]
+    found = [value for path, value in values if path == column or (value is None and column.startswith(f"{path}."))]
+    if found and all(isinstance(value, str | None) for value in found):
+        return "\n".join(value or "" for value in found)
+    what, lengths = f"it has no text at {column!r}", collections.Counter()
+    for path, value in values:
         if isinstance(value, str):
             lengths[path] += len(value)
-        elif isinstance(value, dict):
-            for name, each in value.items():
-                add(each, f"{path}.{name}".lstrip("."))
-        elif isinstance(value, list):
-            for each in value:
-                add(each, path)
+    if lengths:
+        what += f": name another column, as in --text_column={shlex.quote(max(lengths, key=lengths.get))}"
+    raise ValueError(what)
 
-    add(row, "")
-    if not lengths:
-        return f", and no text elsewhere: {shown(row)}"
-    return f": name another column, as in --text_column={shlex.quote(max(lengths, key=lengths.get))}"
+
+def _values(value, path=""):
+    """The path and value of each text, number or null in a row."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield from _values(each, f"{path}.{name}".lstrip("."))
+    elif isinstance(value, list):
+        for each in value or [None]:
+            yield from _values(each, path)
+    else:
+        yield path, value

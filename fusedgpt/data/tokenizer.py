@@ -1,11 +1,9 @@
-"""Convert text to ids and ids to text, as the meta of a data set says, and make such a meta for a new data set."""
+"""Convert text to ids and ids to text, as the meta of a data set says."""
 
 import contextlib
 import functools
 import json
-import pathlib
 import threading
-import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,71 +17,39 @@ KINDS = ("gpt2", "char", "byte", "json")  # and tiktoken's other encodings, by n
 END_OF_TEXT = "<|endoftext|>"  # how a prompt writes the id that ends a document
 LARGEST_VOCABULARY = 2**24  # far above any in use; a damaged meta with more would fill the memory
 BLANK = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a blank in tokenizers that SentencePiece made, as that of Llama 2
-BPES_OF_THREAD = threading.local()  # each thread's own BPEs, by name
 # GPT-2's pattern, and one that finds the same words 1.7 times as fast. tiktoken's engine tries alternatives one by one
 # if they look ahead or are possessive (`++`). It matches a group of others in one pass, in which `++` and `+` match the
 # same, because what follows matches none of the repeated characters.
 GPT2S_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 FASTER = r"(?:'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+)|\s++$|\s+(?!\S)|\s"
-TRAINED = "train:"  # followed by the size of the vocabulary
-BYTES_AND_END = 257  # the smallest vocabulary that can be trained
-SAMPLE = 2**26  # train a BPE on the first characters
-PIECE = 2**16  # characters to train on at once: `tokenizers` needs hundreds of bytes for each
-# a text with every byte of UTF-8, letters of both cases and all blanks; in NFC, because some models compose characters
-EVERY_BYTE = unicodedata.normalize(
-    "NFC", "".join(map(chr, (*range(0x800), *range(0x800, 0xD800, 0x800), *range(0xE000, 0x110000, 0x1000))))
-)
-ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>")  # names of the end-of-text token in tokenizer.json files
 
 
 @functools.lru_cache(maxsize=1)
 def tiktoken_bpe(name: str):
     """A byte-pair encoding of tiktoken's. Raises UserError if its files cannot be loaded."""
-    with fails_as(
-        f"cannot load the BPE files of {name}: tiktoken downloads them once. Without a network, set TIKTOKEN_CACHE_DIR"
-        " to a folder into which another machine has downloaded them, or give data/text/prepare.py --tokenizer=byte"
-    ):
+    how = "without a network, set TIKTOKEN_CACHE_DIR to a folder into which another machine has downloaded them"
+    with fails_as(f"cannot load the BPE files of {name}: {how}"):
         return tiktoken.get_encoding(name)
 
 
-def _bpe_of_thread(name):
-    """tiktoken's BPE for this thread alone. If threads share one, all but the first wait for a lock at each word."""
-    copies = vars(BPES_OF_THREAD)
-    if name not in copies:
-        bpe = tiktoken_bpe(name)
-        parts = {"mergeable_ranks": bpe._mergeable_ranks, "special_tokens": bpe._special_tokens}
-        pattern = bpe._pat_str.replace(GPT2S_PATTERN, FASTER)
-        copies[name] = tiktoken.Encoding(bpe.name, pat_str=pattern, **parts)  # as tiktoken's README does
-    return copies[name]
+@functools.cache
+def _bpe_of_thread(name, thread):
+    """tiktoken's BPE for one thread alone. If threads share one, all but the first wait for a lock at each word."""
+    bpe = tiktoken_bpe(name)
+    parts = {"mergeable_ranks": bpe._mergeable_ranks, "special_tokens": bpe._special_tokens}
+    pattern = bpe._pat_str.replace(GPT2S_PATTERN, FASTER)
+    return tiktoken.Encoding(bpe.name, pat_str=pattern, **parts)  # as tiktoken's README does
 
 
 @contextlib.contextmanager
 def fails_as(sentence: str) -> Iterator[None]:
-    """A context for calls of tiktoken, tokenizers and datasets: an error becomes a UserError of `sentence` and reason.
-
-    They have no exception type of their own, and a damaged file may make their Rust code panic.
-    """
+    """A context for calls of other packages: an error, even a panic of Rust code, becomes a UserError of `sentence`."""
     try:
         yield
     except BaseException as error:
         if isinstance(error, UserError) or not (isinstance(error, Exception) or is_panic(error)):
             raise  # such as KeyboardInterrupt
         raise UserError(f"{sentence}: {first_line(error)}") from error
-
-
-def read_json(text: str, name: str) -> Any:
-    """The tokenizers.Tokenizer that the tokenizer.json `text` describes.
-
-    Raises UserError if it describes none, or if no model can have its ids. The error calls the text `name`.
-    """
-    from tokenizers import Tokenizer
-
-    with fails_as(f"{name} is no tokenizer.json of `tokenizers`"):
-        read = Tokenizer.from_str(text)
-        largest = max(read.get_vocab().values(), default=LARGEST_VOCABULARY)
-    if largest >= LARGEST_VOCABULARY:
-        raise UserError(f"{name} must have ids from 0 to {LARGEST_VOCABULARY - 1}, got {largest}: name another")
-    return read
 
 
 def vocabulary(meta: Any) -> int:
@@ -105,29 +71,21 @@ def end_of_text(meta: dict) -> int | None:
 
 
 def byte_characters() -> list[str]:
-    """The character that stands for each byte in the vocabulary of a byte-level BPE (GPT-2's bytes_to_unicode).
-
-    Bytes that Latin-1 prints are written as its characters, all others as the characters from U+0100 on.
-    """
+    """The character that stands for each byte in the vocabulary of a byte-level BPE (GPT-2's bytes_to_unicode)."""
     shown_as_they_are = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = map(chr, range(256, 512))
     return [chr(byte) if byte in shown_as_they_are else next(others) for byte in range(256)]
 
 
 class Tokenizer:
-    """Text to ids and ids to UTF-8 bytes, as `meta` (the meta.json of a data set) says.
-
-    meta["tokenizer"] is one of these:
+    """Text to ids and ids to UTF-8 bytes, as `meta` (the meta.json of a data set) says. meta["tokenizer"] is one of
 
         gpt2      GPT-2's BPE, or the name of another of tiktoken's; loaded when it is first needed
         byte      256 ids, and one more if there is an end_of_text
         char      meta["itos"] has the character of each id, or None
-        json      meta["tokenizer_json"] is the tokenizer.json of a BPE, as Hugging Face's `tokenizers` reads; it is
-                  byte-level, or made by SentencePiece with a token for each byte, and puts no blank before a text
-        unknown   a nanoGPT meta.pkl with only the vocabulary's size, which is enough to train, but not to encode
+        json      meta["tokenizer_json"] is the tokenizer.json of a BPE that is byte-level or SentencePiece's
 
-    meta["end_of_text"] is the id that ends a document, if there is one. For gpt2 it need not be given.
-    Raises UserError for 'unknown', for any other tokenizer, and for a meta that is damaged.
+    Raises UserError for 'unknown' (a meta.pkl with a size alone), any other tokenizer, and a damaged meta.
     """
 
     def __init__(self, meta: Any):
@@ -147,12 +105,10 @@ class Tokenizer:
             if not isinstance(meta.get("tokenizer_json"), dict):
                 raise UserError(f"tokenizer_json must be an object, got {shown(meta.get('tokenizer_json'))}")
         elif self.kind == "unknown":
-            raise UserError(
-                "the data's meta.pkl has no itos (id to character): training needs only its vocab_size, but sampling"
-                " needs itos. Write it with meta.pkl's vocab_size, itos and stoi, as data/shakespeare_char does"
-            )
+            raise UserError("the data's meta.pkl has no itos (id to character): training needs none, sampling does")
         elif self.kind not in (known := tiktoken.list_encoding_names()):
-            raise UserError(f"tokenizer {shown(self.kind)} is unknown: it can be byte, char, json, {', '.join(known)}")
+            kinds = f"byte, char, train:SIZE, the path of a tokenizer.json, {', '.join(known)}"
+            raise UserError(f"tokenizer {shown(self.kind)} is unknown: it can be {kinds}")
 
     @functools.cached_property
     def tokens(self) -> list[bytes | None]:
@@ -170,10 +126,7 @@ class Tokenizer:
         return [found.get(id) for id in range(self.vocab_size)]
 
     def byte_lengths(self) -> np.ndarray:
-        """The number of UTF-8 bytes of each id, int64. It is 0 for end_of_text, which no text contains.
-
-        Raises UserError if the tokenizer cannot be loaded.
-        """
+        """The number of UTF-8 bytes of each id, int64. It is 0 for end_of_text, which no text contains."""
         lengths = np.array([len(token or b"") for token in self.tokens], np.int64)
         if self.end_of_text is not None:
             lengths[self.end_of_text] = 0
@@ -201,7 +154,9 @@ class Tokenizer:
         if self.kind == "byte":
             return np.frombuffer(text.encode(), np.uint8)
         if self.kind == "char":
-            return self._encode_characters(text)
+            if unknown := set(text) - self._id_of.keys():
+                raise UserError(f"the training text has no {', '.join(map(repr, sorted(unknown)))}: change the prompt")
+            return np.fromiter(map(self._id_of.get, text), np.int64, len(text))
         if self.kind == "json":
             with fails_as(f"tokenizer_json cannot tokenize {shown(text)}; change the text, or take another tokenizer"):
                 # unlike `encode`, this releases Python's lock
@@ -212,34 +167,22 @@ class Tokenizer:
     def encode_texts(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """The ids of encode_text for all texts in one array, and the number of ids after which each text ends.
 
-        Made for threads: as much as possible happens in one call that releases Python's lock. Raises UserError for an
-        unknown character.
+        Made for threads: as much as possible happens in one call that releases Python's lock.
         """
-        encode = self.encode_text
         if self.kind not in ("byte", "char", "json"):
-            bpe, joined = _bpe_of_thread(self.kind), END_OF_TEXT.join([*texts, ""])
+            bpe, joined = _bpe_of_thread(self.kind, threading.get_ident()), END_OF_TEXT.join([*texts, ""])
             if joined.count(END_OF_TEXT) == len(texts):  # no text has <|endoftext|> in it
                 ids = bpe.encode_to_numpy(joined, allowed_special={END_OF_TEXT}, disallowed_special=())
                 is_end = ids == bpe.eot_token
                 return ids[~is_end], np.flatnonzero(is_end) - np.arange(len(texts))
-            encode = functools.partial(bpe.encode_to_numpy, disallowed_special=())
-        each = [encode(text) for text in texts]
+        each = [self.encode_text(text) for text in texts]
         return np.concatenate(each), np.cumsum([len(ids) for ids in each])
 
     def decode(self, ids: list[int]) -> bytes:
-        """UTF-8 bytes of `ids`. One id may be only part of a character. An id without text becomes U+FFFD.
-
-        So do ids beyond the tokenizer's, because a model may have more: Qwen's is padded to a round number.
-        """
+        """UTF-8 bytes of `ids`. One id may be only part of a character. An id without text becomes U+FFFD."""
         unknown = "\N{REPLACEMENT CHARACTER}".encode()
-        texts = (self.tokens[id] if id < len(self.tokens) else None for id in ids)
+        texts = (self.tokens[id] if id < len(self.tokens) else None for id in ids)  # a model may be padded, as Qwen's
         return b"".join(unknown if text is None else text for text in texts)
-
-    def _encode_characters(self, text):
-        if unknown := set(text) - self._id_of.keys():
-            names, known = ", ".join(map(repr, sorted(unknown))), "".join(c for c in self.itos if c is not None)
-            raise UserError(f"the training text has no {names}: it has {shown(known)}; change the prompt")
-        return np.fromiter(map(self._id_of.get, text), np.int64, len(text))
 
     @functools.cached_property
     def _id_of(self):
@@ -247,9 +190,13 @@ class Tokenizer:
 
     @functools.cached_property
     def _json(self):
-        loaded = read_json(json.dumps(self.meta["tokenizer_json"]), "tokenizer_json")
-        if (size := 1 + max(loaded.get_vocab().values())) > self.vocab_size:
-            raise UserError(f"tokenizer_json has {size} ids, and vocab_size is {self.vocab_size}")
+        from tokenizers import Tokenizer as Bpe
+
+        with fails_as("tokenizer_json is no tokenizer.json of `tokenizers`"):
+            loaded = Bpe.from_str(json.dumps(self.meta["tokenizer_json"]))
+            largest = max(loaded.get_vocab().values())
+        if largest >= self.vocab_size:
+            raise UserError(f"tokenizer_json has the id {largest}, and vocab_size is {self.vocab_size}")
         loaded.encode_special_tokens = True  # as ordinary text
         loaded.no_truncation()
         loaded.no_padding()
@@ -257,11 +204,7 @@ class Tokenizer:
 
 
 def without_prefix(content: dict) -> dict:
-    """A tokenizer.json whose BPE puts no blank before a text, and takes none away from its beginning.
-
-    Those that SentencePiece made do, so that the ids of a text would not be those of its parts. All they need is BLANK
-    for each blank, and the other way round.
-    """
+    """A tokenizer.json that puts no blank before a text, as SentencePiece's do: a text has the ids of its parts."""
     if not _of_sentencepiece(content):
         return content
     blanks = {"type": "Replace", "pattern": {"String": " "}, "content": BLANK}
@@ -286,98 +229,5 @@ def _bytes_of_ids(tokenizer, content):
         byte = {character: n for n, character in enumerate(byte_characters())}
         if byte.keys() >= set("".join(names.values())):
             return {id: bytes(byte[c] for c in name) for id, name in names.items()} | added
-    raise UserError(
-        "tokenizer_json is not byte-level, so it does not give back every text: take one whose pre-tokenizer is"
-        " ByteLevel, as GPT-2, Llama 3 and Qwen have it, or train one: data/text/prepare.py --tokenizer=train:8192"
-    )
-
-
-def made(name: str, corpus) -> dict:
-    """The meta of the tokenizer `name`: byte, char, train:SIZE, the path of a tokenizer.json, or one of tiktoken's.
-
-    Its `end_of_text` is the id that ends a document; a tokenizer.json may have none. Raises UserError if there is no
-    such tokenizer, or if it cannot be used here.
-    """
-    if name == "byte":
-        return {"tokenizer": "byte", "vocab_size": 257, "end_of_text": 256}
-    if name == "char":
-        found = set()
-        for text in _texts(corpus):
-            found.update(text)
-        itos = [*sorted(found), END_OF_TEXT]
-        return {"tokenizer": "char", "vocab_size": len(itos), "itos": itos, "end_of_text": len(itos) - 1}
-    if name.startswith(TRAINED):
-        size = name.removeprefix(TRAINED)
-        if not (size.isdecimal() and len(size) < 9 and BYTES_AND_END <= int(size) <= LARGEST_VOCABULARY):
-            raise UserError(f"--tokenizer={shown(name)} must be train:SIZE, and SIZE from {BYTES_AND_END} up, as 8192")
-        return _trained(int(size), corpus)
-    if name.endswith(".json") or "/" in name:
-        return _of_file(pathlib.Path(name))
-    if name not in (known := tiktoken.list_encoding_names()):
-        raise UserError(
-            f"--tokenizer={shown(name)} is unknown: it can be byte, char, train:SIZE, the path of a tokenizer.json, or"
-            f" {', '.join(known)}"
-        )
-    bpe = tiktoken_bpe(name)
-    return {"tokenizer": name, "vocab_size": bpe.n_vocab, "end_of_text": bpe.eot_token}
-
-
-def _texts(corpus):
-    return (text for file in corpus.files for text, _ in corpus.read(file))
-
-
-def _sample(corpus):
-    """The first SAMPLE characters of a text, in pieces."""
-    left = SAMPLE
-    for text in _texts(corpus):
-        yield from (text[at : at + PIECE] for at in range(0, min(left, len(text)), PIECE))
-        left -= len(text)
-        if left <= 0:
-            return
-
-
-def without_end(meta: dict) -> dict:
-    """The meta of bytes or characters without its last id, end-of-text, which a single document does not need."""
-    alone = meta | {"vocab_size": meta["vocab_size"] - 1}
-    del alone["end_of_text"]
-    if "itos" in meta:
-        alone["itos"] = meta["itos"][:-1]
-    return alone
-
-
-def _trained(size, corpus):
-    """The meta of a byte-level BPE with GPT-2's pattern, trained on the text."""
-    import tokenizers
-    from tokenizers import decoders, models, pre_tokenizers, trainers
-
-    bpe = tokenizers.Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
-    )
-    bpe.train_from_iterator(_sample(corpus), trainer)
-    return _of_json(bpe)
-
-
-def _of_file(path):
-    with fails_as(f"--tokenizer={path} cannot be read or used"):
-        return _of_json(read_json(path.read_text(encoding="utf-8"), f"--tokenizer={path}"))
-
-
-def _of_json(bpe):
-    vocabulary = bpe.get_vocab()
-    meta = {"tokenizer": "json", "vocab_size": max(vocabulary.values()) + 1}
-    if end := next((each for each in ENDS if each in vocabulary), None):
-        bpe.add_special_tokens([end])
-        meta["end_of_text"] = vocabulary[end]
-    meta["tokenizer_json"] = without_prefix(json.loads(bpe.to_str()))
-    tokenizer = Tokenizer(meta)
-    for text in (EVERY_BYTE, *(f"a {each.content} b" for each in bpe.get_added_tokens_decoder().values())):
-        if tokenizer.decode(tokenizer.encode_text(text).tolist()) != text.encode():
-            raise UserError(
-                "the tokenizer.json does not give back every text: take a byte-level one whose vocabulary has all 256"
-                " bytes, and which neither changes letters nor drops blanks"
-            )
-    return meta
+    how = "take GPT-2's, Llama 3's or Qwen's, or train one: data/text/prepare.py --tokenizer=train:8192"
+    raise UserError(f"tokenizer_json is not byte-level, so it does not give back every text: {how}")

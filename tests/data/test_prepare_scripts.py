@@ -10,13 +10,13 @@ import runpy
 import shutil
 import subprocess
 import sys
+import sysconfig
 
 import numpy as np
 import pyarrow
 import pytest
 from pyarrow import parquet
 
-from fusedgpt.data import encoding, prepare
 from fusedgpt.data.tokenizer import Tokenizer
 from tests import documents
 from tests.conftest import why_no_bpe
@@ -24,7 +24,6 @@ from tests.launch import ROOT, fails, script
 
 SHAKESPEARE = ROOT.parent / "shared" / "data" / "text" / "tinyshakespeare.txt"
 needs_bpe = pytest.mark.skipif(bool(why_no_bpe()), reason="GPT-2's BPE files are not here (set TIKTOKEN_CACHE_DIR)")
-needs_shakespeare = pytest.mark.skipif(not SHAKESPEARE.exists(), reason=f"{SHAKESPEARE} is not here")
 
 
 def prepared(name, tmp_path, *args):
@@ -37,15 +36,21 @@ def prepared(name, tmp_path, *args):
     return meta, ids["train"], ids["val"]
 
 
-def test_python_stdlib_of_a_folder_is_split_by_file(tmp_path):
+def main_of(name, monkeypatch, *args):
+    """The function `main` of a prepare script that is called with `args`."""
+    monkeypatch.setattr(sys, "argv", ["prepare.py", *map(str, args)])
+    return runpy.run_path(str(ROOT / "data" / name / "prepare.py"))["main"]
+
+
+def test_python_stdlib_is_split_by_file(tmp_path, monkeypatch):
     for n in range(40):
         (tmp_path / f"m{n}.py").write_text(f"module_{n} = {n}\n" * 3)
-    meta, train, val = prepared("python_stdlib", tmp_path / "out", f"--input={tmp_path}")
-    text = [Tokenizer(meta).decode(ids.tolist()).decode() for ids in (train, val)]
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    main_of("python_stdlib", monkeypatch, f"--out_dir={tmp_path / 'out'}")()
+    text = [(tmp_path / "out" / f"{split}.bin").read_bytes()[::2].decode() for split in ("train", "val")]
     modules = [set(re.findall(r"module_\d+", each)) for each in text]
     assert modules[0] | modules[1] == {f"module_{n}" for n in range(40)}
-    assert modules[1] and not modules[0] & modules[1]
-    assert meta["source"] == f"{tmp_path.name} (40 files)"
+    assert all(modules) and not modules[0] & modules[1]
 
 
 def test_shakespeare_char(tmp_path):
@@ -55,105 +60,62 @@ def test_shakespeare_char(tmp_path):
     assert train.tolist() == [0, 1, 2, 3, 4] * 18 and val.tolist() == [0, 1, 2, 3, 4] * 2
 
 
-@needs_shakespeare
-@pytest.mark.parametrize(
-    ("name", "counts"),
-    [
-        ("shakespeare_char", (1_003_854, 111_540, 65)),
-        pytest.param("shakespeare", (301_966, 36_059, 50_257), marks=needs_bpe),
-    ],
-)
-def test_shakespeares_counts_are_nanogpts(tmp_path, name, counts):
-    meta, train, val = prepared(name, tmp_path, f"--input={SHAKESPEARE}")
-    assert (len(train), len(val), meta["vocab_size"]) == counts
-
-
-def of_the_hub(monkeypatch, name, folder, rows, *args):
-    """Run a script on `rows` in a local folder of the hub's layout; (its meta, the documents of both splits)."""
-    folder.mkdir()
-    for n in range(3):
-        part = {"text": rows[n::3], "url": ["x"] * len(rows[n::3])}
-        parquet.write_table(pyarrow.table(part), folder / f"{n:03}.parquet", row_group_size=100)
-    path = ROOT / "data" / name / "prepare.py"
-    main = runpy.run_path(str(path))["main"]
-    monkeypatch.setitem(main.__globals__, "PARQUET", f"{folder}/*.parquet")
-    monkeypatch.setattr(sys, "argv", ["prepare.py", f"--out_dir={folder / 'out'}", *args])
-    main()
-    meta = json.loads((folder / "out" / "meta.json").read_text())
-    *found, end = text_of(folder / "out")[0].split("<|endoftext|>")
-    assert end == ""  # each document ends, the last one too
-    return meta, found
+@needs_bpe
+@pytest.mark.skipif(not SHAKESPEARE.exists(), reason=f"{SHAKESPEARE} is not here")
+def test_shakespeares_counts_are_nanogpts(tmp_path):
+    counts = {"shakespeare_char": (1_003_854, 111_540, 65), "shakespeare": (301_966, 36_059, 50_257)}
+    for name, expected in counts.items():
+        meta, train, val = prepared(name, tmp_path, f"--input={SHAKESPEARE}")
+        assert (len(train), len(val), meta["vocab_size"]) == expected
 
 
 @needs_bpe
-def test_openwebtext_is_split_and_ordered_as_datasets_does(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["fineweb", "openwebtext"])
+def test_documents_of_the_hub_keep_their_order_or_that_of_nanogpts_draw(tmp_path, monkeypatch, name):
     import datasets
 
     rows = [f"document number {n}: " + "word " * 5000 for n in range(60)]
-    _, found = of_the_hub(monkeypatch, "openwebtext", tmp_path / "hub", rows)
-    read = [row for n in range(3) for row in rows[n::3]]
-    split = datasets.Dataset.from_dict({"text": read}).train_test_split(test_size=1, seed=2357, shuffle=True)
-    assert found == [*split["train"]["text"], *split["test"]["text"]]
-
-
-@needs_bpe
-def test_fineweb_stops_at_max_tokens(tmp_path, monkeypatch):
-    rows = [f"document number {n} of many" for n in range(3000)]
-    meta, found = of_the_hub(monkeypatch, "fineweb", tmp_path / "all", rows)
-    assert meta["end_of_text"] == 50256 and found == [row for n in range(3) for row in rows[n::3]]
-    assert 0.05 < meta["tokens"]["val"] / meta["tokens"]["train"] < 0.2  # 0.05 % of so few tokens tell nothing
-    meta, found = of_the_hub(monkeypatch, "fineweb", tmp_path / "some", rows, "--max_tokens=100")
-    assert 100 <= sum(meta["tokens"].values()) < 120 and found == rows[::3][: len(found)]
+    for n in range(3):  # a local folder of the hub's layout
+        part = {"text": rows[20 * n : 20 * n + 20], "url": ["x"] * 20}
+        parquet.write_table(pyarrow.table(part), tmp_path / f"{n:03}.parquet", row_group_size=100)
+    main = main_of(name, monkeypatch, f"--out_dir={tmp_path / 'out'}")
+    monkeypatch.setitem(main.__globals__, "PARQUET", f"{tmp_path}/*.parquet")
+    main()
+    if name == "openwebtext":
+        split = datasets.Dataset.from_dict({"text": rows}).train_test_split(test_size=1, seed=2357, shuffle=True)
+        rows = [*split["train"]["text"], *split["test"]["text"]]
+    assert text_of(tmp_path / "out")[0] == "".join(f"{row}<|endoftext|>" for row in rows)
 
 
 @pytest.mark.parametrize("name", ["fineweb", "openwebtext"])
 def test_a_data_set_of_the_hub_is_of_one_commit(monkeypatch, name):
     # a preparation that is continued must find the same text
-    asked = []
-    monkeypatch.setattr(prepare, "prepare", lambda *args, **how: asked.append(args))
-    monkeypatch.setattr(sys, "argv", ["prepare.py"])
-    script = runpy.run_path(str(ROOT / "data" / name / "prepare.py"))
-    script["main"]()
-    assert re.search(r"@[0-9a-f]{40}/", script["PARQUET"])
-    ((_, _, _, split, *_),) = asked
-    documents = np.zeros(60, encoding.DOCUMENT)
-    documents["end"] = np.arange(1, 61) * 5000
-    parts = split(documents)["train"].tolist()
-    assert (parts == sorted(parts)) == (name == "fineweb")  # nanoGPT keeps the order of its draw
+    assert re.search(r"@[0-9a-f]{40}/", main_of(name, monkeypatch).__globals__["PARQUET"])
 
 
 def test_shakespeare_is_cut_before_it_is_tokenized(monkeypatch, tmp_path):
     (tmp_path / "a.txt").write_text("to be or not to be?\n")
-    main = runpy.run_path(str(ROOT / "data" / "shakespeare" / "prepare.py"))["main"]
+    main = main_of("shakespeare", monkeypatch, tmp_path / "a.txt", f"--out_dir={tmp_path}")
     monkeypatch.setitem(main.__globals__, "Tokenizer", lambda meta: Tokenizer({"tokenizer": "byte", "vocab_size": 256}))
-    monkeypatch.setattr(sys, "argv", ["prepare.py", str(tmp_path / "a.txt"), f"--out_dir={tmp_path}"])
     main()
     assert np.fromfile(tmp_path / "val.bin", "<u2").tolist() == list(b"?\n")
     assert json.loads((tmp_path / "meta.json").read_text())["tokens"] == {"train": 18, "val": 2}
 
 
-@pytest.mark.parametrize("name", sorted(f.parent.name for f in (ROOT / "data").glob("*/prepare.py")))
-def test_a_missing_input_is_named(name):
-    assert "--input=/no/such/file does not exist" in fails(f"data/{name}/prepare.py", "--input=/no/such/file")
-
-
 def test_bad_input_is_one_sentence(tmp_path):
-    contents = {"empty.txt": b"", "bom.txt": b"\xef\xbb\xbf", "short.txt": b"To be", "one/a.py": b"a = 1\n"}
+    contents = {"empty.txt": b"", "bom.txt": b"\xef\xbb\xbf"}
     contents["rows.jsonl"] = b'{"text": ""}\n' * 99  # made bins of ends of text alone
     for name, raw in contents.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(raw)
-    for name, args, said in [
-        ("text", [], "give files or folders with --input=PATH"),
-        ("shakespeare_char", ["empty.txt"], "holds no text"),
-        ("shakespeare_char", ["bom.txt"], "holds no text"),
-        ("text", ["rows.jsonl", "--tokenizer=byte"], "holds no text"),
-        ("shakespeare_char", ["short.txt"], "short.txt is too short: its val split has 1 tokens"),
-        ("python_stdlib", [".", "."], "too few for two splits: name one folder with more"),
-        ("python_stdlib", ["one"], "has 1 .py files, too few for two splits"),
+    os.mkfifo(tmp_path / "fifo.txt")  # it used to be waited for without end
+    for name, file, said in [
+        ("text", "absent.txt", "absent.txt cannot be read: name a local file or folder"),
+        ("shakespeare_char", "fifo.txt", "fifo.txt cannot be read: name a local file or folder"),
+        ("shakespeare_char", "empty.txt", "holds no text"),
+        ("shakespeare_char", "bom.txt", "holds no text"),
+        ("shakespeare_char", "rows.jsonl", "holds no text"),
     ]:
-        args = [arg if arg.startswith("--") else tmp_path / arg for arg in args]
-        assert said in fails(f"data/{name}/prepare.py", f"--out_dir={tmp_path / 'out'}", *args)
+        assert said in fails(f"data/{name}/prepare.py", f"--out_dir={tmp_path / 'out'}", tmp_path / file)
     assert not (tmp_path / "out" / "meta.json").exists()
 
 
@@ -163,20 +125,16 @@ def text_of(folder):
     return Tokenizer(meta).decode(ids.tolist()).decode(), meta["source"]
 
 
-@pytest.mark.parametrize(("name", "options"), [("shakespeare_char", []), ("text", ["--tokenizer=byte"])])
-def test_input_txt_beside_a_copied_script_is_used_unless_input_names_another(name, options, tmp_path):
+def test_input_txt_beside_a_copied_script_is_used(tmp_path):
     # as nanoGPT's users do; a copied script used to download Shakespeare and leave the text beside it unread
     mine = tmp_path / "project" / "data" / "mine"
     mine.mkdir(parents=True)
-    shutil.copy(ROOT / "data" / name / "prepare.py", mine)
+    shutil.copy(ROOT / "data" / "shakespeare_char" / "prepare.py", mine)
     shutil.copytree(ROOT / "fusedgpt", mine.parents[1] / "fusedgpt", ignore=shutil.ignore_patterns("__pycache__"))
     (mine / "input.txt").write_text("to be or not to be\n" * 20)
-    done = script(str(mine / "prepare.py"), *options)
-    assert f"reading {mine / 'input.txt'}, which is beside this script" in done.stdout
+    done = script(str(mine / "prepare.py"))
+    assert f"reading {mine / 'input.txt'}; --input=PATH takes another text" in done.stdout
     assert text_of(mine) == ("to be or not to be\n" * 20, "input.txt")
-    (tmp_path / "other.txt").write_text("the other text " * 20)
-    script(str(mine / "prepare.py"), f"--input={tmp_path / 'other.txt'}", *options)
-    assert text_of(mine) == ("the other text " * 20, "other.txt")
 
 
 @pytest.mark.slow
@@ -223,7 +181,7 @@ def test_a_folder_as_people_have_it_takes_one_command(tmp_path):
     }.items():
         (folder / name).write_bytes(raw)
     command = ["data/text/prepare.py", f"--input={folder}", "--tokenizer=char", f"--out_dir={tmp_path / 'out'}"]
-    assert "bad.docx cannot be read by pandoc" in fails(*command)
+    assert "bad.docx (ValueError: pandoc says: " in fails(*command)
     done = script(*command, "--skip_unreadable=True")
     assert done.stdout.endswith(f"next: python train.py config/train_text_cpu.py --dataset={tmp_path / 'out'}\n")
     text, _ = text_of(tmp_path / "out")
@@ -232,13 +190,7 @@ def test_a_folder_as_people_have_it_takes_one_command(tmp_path):
     assert [each for each in said if each not in text] == []
     itos = json.loads((tmp_path / "out" / "meta.json").read_text())["itos"][:-1]
     assert set(itos) <= set("".join(said).replace("<|endoftext|>", "") + "Kapitel\n"), "foreign characters"
-    for note in (
-        "c.txt as cp1252",
-        "1 rows without text",
-        "1 of its 2 pages",
-        "2 files that are empty",
-        "bad.docx: cannot",
-    ):
+    for note in ("c.txt as cp1252", "1 rows without text", "1 files of other", "bad.docx (Val"):
         assert note in done.stdout, note
     first = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     script(*command, "--skip_unreadable=True")

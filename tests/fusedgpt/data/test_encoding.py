@@ -4,16 +4,17 @@ import json
 import os
 import pathlib
 import sysconfig
-import threading
 
 import numpy as np
 import pytest
 
 from fusedgpt.data import encoding
-from fusedgpt.data.encoding import Encoded, on_all_cores, pieces
+from fusedgpt.data.encoding import fill, made, pieces
 from fusedgpt.data.texts import Files
 from fusedgpt.data.tokenizer import GPT2, Tokenizer
+from fusedgpt.errors import UserError
 from tests.conftest import why_no_bpe
+from tests.fusedgpt.data.test_tokenizer import meta_of
 from tests.launch import ROOT
 
 SHAKESPEARE = ROOT.parent / "shared" / "data" / "text" / "tinyshakespeare.txt"
@@ -28,7 +29,6 @@ def real_texts():
         yield (library / name).read_text(encoding="utf-8")[:200_000]
     if SHAKESPEARE.exists():
         yield SHAKESPEARE.read_text()[:200_000]
-    yield "An article. It has paragraphs, and between any two an empty line.\n\n" * 500
     yield "　　段落的第一行，没有空格。\n" * 500  # lines that begin with an ideographic space
     some = [*"aZs1½字é'\u0301_ \t\n\r\u3000.,!/、。，🙂", " a", "'s ", "\na", " 字"]
     yield "".join(np.random.default_rng(0).choice(some, 20_000))
@@ -74,27 +74,6 @@ def test_pieces_do_not_depend_on_the_fragments_and_have_a_largest_length(monkeyp
         assert list(pieces([*fragments, ("", True), ("b", True)])) == whole
 
 
-@pytest.fixture
-def two_cores(monkeypatch):
-    """Pretend to have two cores, on which depends how many items are taken ahead."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
-
-
-def test_results_keep_their_order_and_items_are_taken_only_a_few_ahead(two_cores):
-    # a pool's own map would read the whole text before the first result
-    taken, release = [], threading.Event()
-
-    def wait_for_later_ones(n):
-        release.wait(10)
-        return n
-
-    results = on_all_cores(wait_for_later_ones, (taken.append(n) or n for n in range(1000)))
-    threading.Timer(0.1, release.set).start()
-    assert next(results) == 0
-    assert len(taken) <= 2 * 2 + 1
-    assert list(results) == list(range(1, 1000))
-
-
 class Stopped(Exception):
     pass
 
@@ -121,24 +100,22 @@ def rows(tmp_path):
     return tmp_path / "rows", [id for text in texts for id in (*text.encode(), 256)]
 
 
-def filled(folder, corpus, max_tokens=None):
+def filled(folder, corpus):
+    """The documents of a corpus, and its ids."""
     folder.mkdir(exist_ok=True)
-    encoded = Encoded(folder, BYTES)
-    encoded.fill(corpus, max_tokens)
-    return encoded
-
-
-def ids_of(encoded, max_tokens=None):
-    return np.concatenate([*encoded.read(np.array([[0, encoded.documents(max_tokens)["end"][-1]]]))]).tolist()
+    documents = fill(folder, BYTES, corpus)
+    whole = np.array([[0, documents["end"][-1]]])
+    return documents, np.concatenate([*encoding.read(folder / "ids", "uint16", whole)]).tolist()
 
 
 @pytest.mark.parametrize("tear", ["nothing", "ids", "documents"])
 @pytest.mark.parametrize("batch", [500, 5000])
-def test_a_run_that_stops_anywhere_goes_on_to_the_same_ids(tmp_path, monkeypatch, capsys, rows, two_cores, tear, batch):
+def test_a_run_that_stops_anywhere_goes_on_to_the_same_ids(tmp_path, monkeypatch, capsys, rows, tear, batch):
     monkeypatch.setattr(encoding, "BATCH", batch)
     monkeypatch.setattr(encoding, "PIECE", 20)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)  # what is read ahead
     text, want = rows
-    folder, whole = tmp_path / "work", filled(tmp_path / "whole", Files([text]))
+    folder, (whole, _) = tmp_path / "work", filled(tmp_path / "whole", Files([text]))
     for at in ("00.jsonl", "12.jsonl", "27.jsonl"):
         corpus = Interrupted([text])
         corpus.at = at
@@ -148,16 +125,75 @@ def test_a_run_that_stops_anywhere_goes_on_to_the_same_ids(tmp_path, monkeypatch
             with open(folder / tear, "ab") as torn:
                 torn.write(b'{"files": 999')
     capsys.readouterr()
-    encoded = filled(folder, Files([text]))
-    assert ids_of(encoded) == want and np.array_equal(encoded.documents(), whole.documents())
+    documents, ids = filled(folder, Files([text]))
+    assert ids == want and np.array_equal(documents, whole)
     assert "continuing after" in capsys.readouterr().out
-    assert ids_of(filled(folder, Interrupted([text]))) == want  # it is complete: nothing is read
+    assert filled(folder, Interrupted([text]))[1] == want  # it is complete: nothing is read
 
 
-def test_max_tokens_ends_with_a_document(tmp_path, monkeypatch, rows):
-    monkeypatch.setattr(encoding, "BATCH", 500)
-    for max_tokens in (5000, 8000):  # an interrupted run is continued whatever its --max_tokens was
-        ids = ids_of(filled(tmp_path / "work", Files([rows[0]]), max_tokens=max_tokens), max_tokens)
-        assert max_tokens <= len(ids) < max_tokens + 100 and ids == rows[1][: len(ids)] and ids[-1] == 256
-        assert 256 not in ids[max_tokens - 1 : -1]
-    assert ids_of(filled(tmp_path / "work", Files([rows[0]]))) == rows[1]
+# the tokenizers that a prepare script can make, compared with the libraries that they come from
+
+WORDS = "the quick brown fox jumps over the lazy dog, isn't it? 漢字 <|endoftext|>\n"
+
+
+@pytest.fixture
+def words(tmp_path):
+    (tmp_path / "text.txt").write_text(WORDS * 200, encoding="utf-8")
+    return Files([tmp_path / "text.txt"])
+
+
+def bpe(*special):
+    """A byte-level BPE of the library's own."""
+    from tokenizers import ByteLevelBPETokenizer
+
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator([WORDS] * 200, vocab_size=300, special_tokens=[*special], show_progress=False)
+    return trained
+
+
+def test_a_bpe_is_trained_as_the_library_trains_gpt2s(words):
+    meta = made("train:300", words)
+    ours, theirs = Tokenizer(meta), bpe("</s>")
+    assert meta["vocab_size"] == 300 and ours.tokens[meta["end_of_text"]] == b"<|endoftext|>"
+    plain = WORDS.replace("<|endoftext|>", "")
+    assert ours.decode(ours.encode_text(WORDS).tolist()).decode() == WORDS
+    assert [ours.tokens[id].decode() for id in ours.encode_text(plain[:40])] == [
+        theirs.decode([id]) for id in theirs.encode(plain[:40]).ids
+    ]
+    assert made("train:300", words) == meta  # the same text gives the same tokenizer
+
+
+@pytest.mark.parametrize("end", [["</s>"], []])
+def test_a_tokenizer_json_keeps_its_ids_and_its_end(tmp_path, words, end):
+    # without an end, a tokenizer was given one more id, which its model does not have
+    theirs, plain = bpe(*end), WORDS.replace("<|endoftext|>", "")
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    meta = made(str(tmp_path / "tokenizer.json"), words)
+    assert Tokenizer(meta).encode_text(plain).tolist() == theirs.encode(plain).ids
+    assert meta["vocab_size"] == 300 and meta.get("end_of_text") == (0 if end else None)
+
+
+BLANKS = dict(id=300, content="the", single_word=True, lstrip=True, rstrip=True, normalized=True, special=False)
+FAULTS = {
+    "blanks around an added token": {"added_tokens": [BLANKS]},
+    "capitals": {"normalizer": {"type": "Lowercase"}},
+    "line ends": {"pre_tokenizer": {"type": "Whitespace"}},
+}
+
+
+@pytest.mark.parametrize("lost", [*FAULTS, "a byte"])
+def test_a_tokenizer_json_that_loses_text_is_refused(tmp_path, words, lost):
+    # the bins lacked it, in silence
+    content = meta_of("json")["tokenizer_json"]
+    vocab = {name: id for name, id in content["model"]["vocab"].items() if name != "Ā"}
+    content = content | FAULTS.get(lost, {"model": content["model"] | {"vocab": vocab}})
+    (tmp_path / "lossy.json").write_text(json.dumps(content))
+    said = "tokenizer_json is not byte-level" if lost == "line ends" else "does not give back every text: take"
+    with pytest.raises(UserError, match=said):
+        made(str(tmp_path / "lossy.json"), words)
+
+
+@pytest.mark.parametrize("name", ["gpt3", "json", "none.json", "train:", "train:" + "9" * 5000])
+def test_an_unknown_tokenizer_is_one_sentence(name, words):
+    with pytest.raises(UserError, match=r"it can be byte|none.json cannot be used|be train:SIZE|tokenizer_json must"):
+        made(name, words)

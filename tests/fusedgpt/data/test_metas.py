@@ -11,10 +11,8 @@ from fusedgpt.data import prepare, tokenizer
 from fusedgpt.data.dataset import check_same_ids, read_meta
 from fusedgpt.data.tokenizer import GPT2, Tokenizer
 from fusedgpt.errors import UserError
-from tests.conftest import Evil, run, why_no_bpe
+from tests.conftest import Evil, run
 from tests.fusedgpt.data.test_tokenizer import meta_of
-
-# metas
 
 
 @pytest.mark.parametrize(
@@ -22,14 +20,12 @@ from tests.fusedgpt.data.test_tokenizer import meta_of
     [
         ({"itos": {0: "a"}, "stoi": Evil()}, "which is code"),  # T14: a pickle can run anything
         ({"vocab_size": 65, "itos": np.arange(65)}, r"(_reconstruct|_frombuffer), which is code"),
-        ({"vocab_size": np.int64, "itos": {0: "a"}}, "numpy.int64, which is code"),
         ({"vocab_size": Evil()}, "system, which is code"),
         ({"vocab_size": 10**30, "itos": {0: "a"}}, "vocab_size=1000000000000000000000000000000 must be"),
     ],
-    ids=["code", "an array", "a type", "a command", "huge"],
+    ids=["code", "an array", "a command", "huge"],
 )
-def test_a_meta_pkl_runs_no_code_and_holds_no_more_than_integers(tmp_path, monkeypatch, content, reason):
-    # T14: to admit all of numpy's module for the sake of its integers would admit its functions too
+def test_a_meta_pkl_runs_no_code(tmp_path, monkeypatch, content, reason):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "meta.pkl").write_bytes(pickle.dumps(content))
     with pytest.raises(UserError, match=rf"meta.pkl is damaged \(.*{reason}.*\): run a data"):
@@ -37,30 +33,13 @@ def test_a_meta_pkl_runs_no_code_and_holds_no_more_than_integers(tmp_path, monke
     assert not (tmp_path / "pwned").exists()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{",
-        "[" * 100_000,  # a RecursionError, and so on: each used to be a traceback
-        '{"tokenizer": "byte", "vocab_size": 256, "dtype": []}',
-        '{"tokenizer": "unknown", "vocab_size": 0}',
-        '{"tokenizer": "unknown", "vocab_size": 9, "end_of_text": "9"}',
-    ],
-    ids=lambda text: text[:60],
-)
-def test_a_damaged_meta_is_named(tmp_path, text):
-    (tmp_path / "meta.json").write_text(text)
-    with pytest.raises(UserError, match=r"meta\.json"):
-        read_meta(tmp_path)
+def test_a_damaged_meta_is_named(tmp_path):
+    # each used to be a traceback
+    for text in ("{", "[" * 100_000, '{"tokenizer": "byte", "vocab_size": 256, "dtype": []}', '{"vocab_size": 0}'):
+        (tmp_path / "meta.json").write_text(text)
+        with pytest.raises(UserError, match=r"meta\.json"):
+            read_meta(tmp_path)
 
-
-@pytest.mark.skipif(bool(why_no_bpe()), reason="GPT-2's BPE files are not here (set TIKTOKEN_CACHE_DIR)")
-def test_ids_that_only_pad_gpt2s_are_no_error_in_sampling():
-    # T15: GPT-2's BPE has no text for them, and used to fail on the first one drawn
-    assert Tokenizer(GPT2 | {"vocab_size": 50304}).decode([0, 50303]).decode() == "!\ufffd"
-
-
-# nanoGPT's meta.pkl, as other people's prepare scripts write it
 
 ITOS = {i: chr(33 + i) for i in range(65)}
 STOI = {c: i for i, c in ITOS.items()}

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from fusedgpt.data import tokenizer
+from fusedgpt.data import encoding, tokenizer
 from fusedgpt.data.tokenizer import KINDS, Tokenizer
 from fusedgpt.errors import UserError
 from fusedgpt.interchange import tokenizer_json
@@ -213,7 +213,7 @@ def test_a_tokenizer_of_sentencepiece_is_read_without_the_blank_before_a_text(me
     names = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
     meta = tokenizer_json.own(str(tmp_path))[0]
-    prepared = tokenizer.made(str(tmp_path / "tokenizer.json"), None)
+    prepared = encoding.made(str(tmp_path / "tokenizer.json"), None)
     assert Tokenizer(prepared).tokens == Tokenizer(meta).tokens and meta["end_of_text"] == prepared["end_of_text"] == 2
     ours, theirs = Tokenizer(meta), Theirs.from_str(json.dumps(content))
     back = tokenizer_json.tokenizer(meta, 64)
