@@ -17,11 +17,13 @@ from torch.utils.checkpoint import checkpoint
 
 from fusedgpt import eager, loss, rotary
 from fusedgpt.attention.functions import ATTENTION, make_ready
-from fusedgpt.dimensions import ACTIVATIONS, GPTConfig
+from fusedgpt.dimensions import GPTConfig
 from fusedgpt.errors import UserError, out_of_memory
 from fusedgpt.generation import generate
 from fusedgpt.interchange import pretrained
 from fusedgpt.machine import determinism
+
+FORMS = {"gelu_tanh": "tanh", "gelu": "none"}  # F.gelu's names of its forms
 
 
 def _recomputed(function, *args):
@@ -95,7 +97,7 @@ class MLP(nn.Module):
             self.c_gate = nn.Linear(config.n_embd, config.inner, bias=config.biases["mlp"])
         self.c_proj = nn.Linear(config.inner, config.n_embd, bias=config.biases["mlp"])
         self.dropout = nn.Dropout(config.dropout)
-        self.gelu_form, self.gated = ACTIVATIONS[config.activation], gated
+        self.gelu_form, self.gated = FORMS[config.activation], gated
 
     def forward(self, x):
         h = self.c_fc(x)  # (B, T, C) -> (B, T, inner), 4 C wide in GPT-2
@@ -283,7 +285,7 @@ class GPT(nn.Module):
     def from_pretrained(cls, model_type, override_args: dict | None = None, dtype=torch.float32) -> Self:
         """A GPT with pretrained weights. model_type: an id on the hub, such as gpt2-xl, or a folder in that format.
 
-        `override_args` may set the fields in dimensions.OVERRIDES.
+        `override_args` may set the fields in pretrained.OVERRIDES.
         """
         config, weights = pretrained.load(model_type, override_args or {})
         with torch.device("meta"):

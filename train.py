@@ -31,7 +31,7 @@ from fusedgpt.attention.case import Case
 from fusedgpt.attention.receipt import contradiction, observe
 from fusedgpt.data import dataset
 from fusedgpt.data.dataloader import DataLoader
-from fusedgpt.errors import TRAIN_WITH_LESS, UserError, one_sentence
+from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.estimates import fits
 from fusedgpt.home import ROOT
 from fusedgpt.machine import determinism, files, memory, timing
@@ -47,6 +47,11 @@ from fusedgpt.training import evaluation, samples, tuning
 from fusedgpt.training.optimizer import build_optimizer, learning_rate, update_weights
 from fusedgpt.training.step_results import StepResults
 from model import GPT, GPTConfig
+
+WITH_LESS = (  # advice if memory runs out
+    " Halve --batch_size (and double --gradient_accumulation_steps: the step stays the same), take a fused --attention"
+    " or --recompute=block, or share the model among processes with --parallel=fsdp."
+)
 
 
 def read_settings(args: list[str]) -> Settings:
@@ -317,5 +322,5 @@ def main(s: Settings) -> None:
 
 
 if __name__ == "__main__":
-    with one_sentence(TRAIN_WITH_LESS):
+    with one_sentence(WITH_LESS):
         main(read_settings(sys.argv[1:]))

@@ -12,12 +12,9 @@ from typing import Any, Literal, Self
 from fusedgpt.attention.table import check_name
 from fusedgpt.errors import UserError
 
-ACTIVATIONS = {"gelu_tanh": "tanh", "gelu": "none"}  # F.gelu's name for each
 LOSSES = ("whole", "chunked")
 CHUNKS = 8  # parts of a micro-batch in a chunked loss; more parts save memory but slow the matrix products
 RECOMPUTE = ("none", "attention", "block")
-# weights do not decide these
-OVERRIDES = ("dropout", "attention", "activation", "loss", "recompute", "vocab_multiple", "document_start")
 # what makes a GPT a Llama, a Mistral, a Qwen or a Phi: docs/models.md
 FAMILIES = ("position", "rope_theta", "rope_fraction", "rope_scaling", "rope_context", "norm", "norm_eps", "mlp")
 FAMILIES += ("n_inner", "n_kv_head", "head_size", "qk_norm", "window", "window_pattern", "tie_embeddings")

@@ -12,11 +12,6 @@ from fusedgpt.home import as_called
 
 SHORT = reprlib.Repr()
 SHORT.maxlevel, SHORT.maxstring, SHORT.maxlong, SHORT.maxother = 3, 180, 180, 180
-# advice for a script that trains, if memory runs out
-TRAIN_WITH_LESS = (
-    " Halve --batch_size (and double --gradient_accumulation_steps: the step stays the same), take a fused --attention"
-    " or --recompute=block, or share the model among processes with --parallel=fsdp."
-)
 
 
 class UserError(ValueError):

@@ -16,8 +16,6 @@ AT_LEAST_1 = (*dimensions.AT_LEAST_1, "batch_size", "gradient_accumulation_steps
 AT_LEAST_1 += ("keep_checkpoints", "check_interval", "shard_size")
 AT_LEAST_0 = ("max_iters", "max_bad_steps", "max_seconds", "warmup_iters", "learning_rate", "min_lr", "weight_decay")
 AT_LEAST_0 += ("grad_clip", "eval_iters", "sample_interval", "seed")
-STARTS = ("scratch", "resume", "auto")
-PRETRAINED = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # weights on the Hugging Face hub
 
 
 @dataclasses.dataclass
@@ -97,19 +95,10 @@ class Settings(Dimensions):
 
 def validate(s: Settings) -> None:
     """Raise UserError for a value that no run can have, or for dimensions that do not fit together."""
-    validate_each(s)
-    if s.init_from in ("scratch", "auto"):  # otherwise the weights decide the model
-        GPTConfig.of(s, vocab_size=s.vocab_size or 1, recompute=s.recompute, loss=s.loss)
-
-
-def validate_each(s: Settings) -> None:
-    """Raise UserError for a value that no run can have, whatever the dimensions beside it are."""
-    for name in AT_LEAST_1:
-        if getattr(s, name) is not None and getattr(s, name) < 1:
-            raise UserError(f"{name}={getattr(s, name)} must be 1 or more")
-    for name in AT_LEAST_0:
-        if not 0 <= (getattr(s, name) or 0) < math.inf:
-            raise UserError(f"{name}={getattr(s, name)} must be 0 or more, and finite")
+    for name in (*AT_LEAST_1, *AT_LEAST_0):
+        value, least = getattr(s, name), int(name in AT_LEAST_1)
+        if value is not None and not least <= value < math.inf:
+            raise UserError(f"{name}={value} must be {least} or more, and finite")
     for name in ("minutes", "timeout"):
         if getattr(s, name) is not None and not 0 < getattr(s, name) < math.inf:
             raise UserError(f"{name}={getattr(s, name)} must be more than 0, and finite")
@@ -126,10 +115,8 @@ def validate_each(s: Settings) -> None:
     check_name(s.attention, "auto")
     if not s.out_dir:
         raise UserError("out_dir is empty: name a folder for the run")
-    if s.init_from.lower() in STARTS and s.init_from not in STARTS:
-        raise UserError(f"init_from={s.init_from} is written in small letters: did you mean {s.init_from.lower()}?")
-    if not s.init_from:  # any other name is looked up by transformers
-        raise UserError("init_from is empty: it can be scratch, resume, auto, or a hub id or folder of a model")
+    if s.init_from in ("scratch", "auto"):  # otherwise the weights decide the model
+        GPTConfig.of(s, vocab_size=s.vocab_size or 1, recompute=s.recompute, loss=s.loss)
 
 
 def require_learning(s: Settings) -> None:

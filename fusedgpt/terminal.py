@@ -12,14 +12,8 @@ def harmless(text: str, stream: TextIO) -> str:
 
 
 def in_words(seconds: float) -> str:
-    """A duration in words: '40 s', '12 min', '3 h 20 min', '4.2 days'."""
-    if seconds < 10:
-        return f"{seconds:.2g} s"
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 100:
-        return f"{minutes} min"
-    if minutes < 48 * 60:
-        return f"{minutes // 60} h {minutes % 60} min"
-    return f"{minutes / 60 / 24:.1f} days"
+    """A duration in words: '40 s', '12.5 min', '3.33 h', '4.2 days'."""
+    for unit, size in (("days", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"

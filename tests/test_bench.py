@@ -59,7 +59,6 @@ def test_amds_setting_by_config_file():
             "only='fly' names no contender: it can be a pattern, such as 'flash*', or scaled before",
         ),
         (["flops"], "there is no benchmark 'flops': it can be ladder, sweep, prefill, numerics, max_batch, peers"),
-        (["swep"], "did you mean sweep?"),
         (["report"], "name the folder of a benchmark"),
         (["report", "config"], "config/rows.jsonl does not exist, or is empty"),
         (["nowhere.py"], "there is no config file nowhere.py"),

@@ -21,6 +21,7 @@ from configurator import configure
 from fusedgpt.__main__ import script_of
 from fusedgpt.bench import kinds
 from fusedgpt.data import prepare, tokenizer
+from fusedgpt.studies import command as study_command
 from tests.conftest import hugging_face, why_no_bpe
 from tests.launch import ROOT, copied
 
@@ -186,8 +187,10 @@ def test_a_command_of_the_docs_runs(command, ran, copy):
 
 def test_scripts_know_every_flag_that_the_documents_give_them(monkeypatch):
     monkeypatch.chdir(ROOT)
-    commands = [shlex.split(each)[1:] for each in COMMANDS if re.match("python (train|sample|bench)", each)]
+    commands = [shlex.split(each)[1:] for each in COMMANDS if re.match("python (train|sample|bench|study)", each)]
     for script, *args in commands:
+        if script == "study.py" and args[0] != "report":
+            study_command.read(args, "")
         if "--help" in args or f"python {script} {' '.join(args)}".startswith(OTHERS):
             continue
         if script == "train.py":

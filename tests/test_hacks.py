@@ -83,9 +83,11 @@ class Project:
 
 def test_a_schedule_a_number_that_is_logged_and_a_field(tmp_path, data):
     project, own = Project(tmp_path / "copy", data, SMALL_CHANGES), "--embedding_scale=2.0"
-    project.says(*project.training("--max_iters=10", "--schedule=sqrt", own))
+    said = project.says(*project.training("--max_iters=10", "--schedule=sqrt", own))
     found = rows(project.folder / "out")
     assert found[8]["lr"] == pytest.approx(found[2]["lr"] / 2) and all(row["weight_norm"] > 0 for row in found)
+    assert f"tok/s, weight_norm {found[0]['weight_norm']:.4g}\n" in said
+    assert "<b>weight_norm</b> over iterations" in (project.folder / "out" / "report.html").read_text()
     assert json.loads((project.folder / "out" / "run.json").read_text())["model"]["embedding_scale"] == 2.0
     assert "does not know embedding_scale=2.0" in project.refuses("export.py", "out", "hf")
     assert "does not know embedding_scale=2.0" in project.refuses(*PLAN, own)

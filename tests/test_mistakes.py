@@ -26,7 +26,6 @@ MISTAKES = [
     ("train.py out_dir=out-x", "flags are written --name=value"),
     ("sample.py {run} --learning_rate=1e-3", "it is a setting of train.py"),
     ("sample.py {run} 'To be'", "such as --start='To be'"),
-    ("train.py --init_from=Resume", "did you mean resume?"),
     ("train.py config", "config files are NAME.py"),
     # the wrong folder or file, or the wrong order
     ("train.py {small} --dataset=shakespere_char", "shakespeare_char"),

@@ -218,11 +218,3 @@ def test_crop_block_size_keeps_the_first_positions():
         model(torch.zeros(1, 17, dtype=torch.long))
     with pytest.raises(UserError, match="32"):
         model.crop_block_size(32)
-
-
-def test_optimizer_decays_matrices_only():
-    model = GPT(GPTConfig(**TINY))
-    decayed, others = model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu").param_groups
-    assert decayed["weight_decay"] == 0.1 and others["weight_decay"] == 0
-    assert all(p.dim() >= 2 for p in decayed["params"]) and all(p.dim() < 2 for p in others["params"])
-    assert len(decayed["params"]) + len(others["params"]) == len(list(model.parameters()))

@@ -18,7 +18,7 @@ from fusedgpt.runs import progress
 from fusedgpt.training.optimizer import build_optimizer
 from fusedgpt.training.step_results import StepResults
 from model import GPT, GPTConfig
-from tests.conftest import checkpoint_of, rows, run, weights
+from tests.conftest import checkpoint_of, rows, run
 
 
 class Waits(TorchFunctionMode):
@@ -166,18 +166,3 @@ def test_one_graph_trains_and_one_evaluates(tmp_path, data, monkeypatch):
     run(tmp_path, data, max_iters=2, eval_interval=1, gradient_accumulation_steps=2)  # three evaluations
     assert made.frame_count == 2
     assert json.loads((tmp_path / "run.json").read_text())["graphs"] == 1
-
-
-def test_another_number_that_a_step_returns_is_logged_by_its_name(tmp_path, data, monkeypatch, capsys):
-    # flags used to be read by their position: one more number silently ended a run after the first step
-    step = train.train_step
-
-    def with_weight_norm(state, *args):
-        return step(state, *args) | {"weight_norm": state.model.lm_head.weight.norm()}
-
-    monkeypatch.setattr(train, "train_step", with_weight_norm)
-    run(tmp_path, data, max_iters=4)
-    found = [row["weight_norm"] for row in rows(tmp_path)]
-    assert len(found) == 4 and found[-1] == pytest.approx(weights(tmp_path)["lm_head.weight"].norm().item())
-    assert f"tok/s, weight_norm {found[0]:.4g}\n" in capsys.readouterr().out
-    assert "<b>weight_norm</b> over iterations" in (tmp_path / "report.html").read_text()

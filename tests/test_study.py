@@ -1,16 +1,14 @@
 """study.py as its users call it, and train.py's runs in it, which are in this process."""
 
-import json
-import shlex
 import shutil
 
 import pytest
 
 from fusedgpt.runs.metrics import Run, record_of
-from fusedgpt.studies import command, outcomes
+from fusedgpt.studies import outcomes
 from tests.conftest import TINY, assert_same_bytes, weights
 from tests.fusedgpt.studies import fakes
-from tests.launch import ROOT, copied, fails, script
+from tests.launch import copied, fails, script
 
 SMALL = TINY | dict(gradient_accumulation_steps=1, max_iters=12, eval_interval=6, eval_iters=2, warmup_iters=1)
 SMALL |= dict(lr_decay_iters=12, min_lr=0.0, log_interval=1, device="cpu", dtype="float32", compile=False)
@@ -19,7 +17,7 @@ RATES = ("--learning_rate=1e-2,1e-9", "--seed=1..3")
 
 @pytest.fixture(scope="module", autouse=True)
 def cheap():
-    with fakes.in_this_process(), fakes.no_figures():
+    with fakes.in_this_process():
         yield
 
 
@@ -36,11 +34,7 @@ def done(tmp_path_factory, data):
 
 
 def test_a_study_ends_with_a_verdict(done):
-    folder, said = done
-    verdict = json.loads((folder / "verdict.json").read_text())
-    (comparison,) = verdict["comparisons"]
-    assert verdict["baseline"] == "learning_rate=0.01"
-    assert (comparison["variant"], comparison["n"], comparison["word"]) == ("learning_rate=1e-09", 3, "worse")
+    _, said = done
     assert "learning_rate=1e-09 is worse than learning_rate=0.01: val_loss " in said
     assert "| `learning_rate=0.01` " in said  # the table
 
@@ -107,20 +101,8 @@ def test_bad_input_ends_in_one_sentence(tmp_path, data):
     folder, its = f"--study_dir={tmp_path / 'study'}", f"--dataset={data}"
     for args, said in [
         ((folder, "--dataset=nowhere", "--seed=1,2"), "dataset='nowhere' is no folder"),
-        ((folder, its, "--against=no-such-ref"), "against='no-such-ref' is no commit of "),
         ((folder, its, "--against=HEAD", "--seed=1", "--n_layer=1,2"), "leave the settings the same"),
         (("report", "--help"), "name the folder of a study"),
     ]:
         assert said in fails("study.py", *args)
     assert not (tmp_path / "study" / "runs").exists()
-
-
-def test_commands_of_the_docs_are_studies():
-    from tests.test_docs import COMMANDS  # it reads the docs, which copies of the project may lack
-
-    lines = [line for line in COMMANDS if line.startswith("python study.py") and "report" not in line]
-    assert len(lines) > 5
-    for line in lines:
-        args = [str(ROOT / arg) if arg.endswith(".py") else arg for arg in shlex.split(line)[2:]]
-        asked = command.read(args, "")
-        assert len(asked.variants) > 1 or asked.study.against or asked.study.search, line

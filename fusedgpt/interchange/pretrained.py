@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fusedgpt.dimensions import OVERRIDES, GPTConfig
+from fusedgpt.dimensions import GPTConfig
 from fusedgpt.errors import UserError, shown
 from fusedgpt.interchange import families
 
@@ -23,6 +23,8 @@ FILES = tuple(f"{name}{end}" for name in (SAFETENSORS, PICKLES) for end in ("", 
 # what older files store beside the weights: causal masks, and the frequencies of rotary positions
 DERIVED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 TIED = "lm_head.weight"
+# weights do not decide these
+OVERRIDES = ("dropout", "attention", "activation", "loss", "recompute", "vocab_multiple", "document_start")
 
 
 class Stored(NamedTuple):

@@ -20,8 +20,8 @@ from fusedgpt.data.tokenizer import (
 )
 from fusedgpt.errors import shown
 from fusedgpt.interchange import pretrained
-from fusedgpt.settings import PRETRAINED
 
+PRETRAINED = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # weights on the Hugging Face hub
 BYTES = byte_characters()
 ONE_CHARACTER = r"[\s\S]"  # a dot does not match line ends
 

@@ -14,7 +14,7 @@ from fusedgpt.interchange import tokenizer_json
 from fusedgpt.parallel import distributed
 from fusedgpt.runs import checkpoint, run_folder
 from fusedgpt.runs.run_folder import Say
-from fusedgpt.settings import STARTS, Settings, validate
+from fusedgpt.settings import Settings, validate
 
 SETTLED = ("max_iters", "lr_decay_iters")  # settings that `minutes` sets
 # settings that a resumed run does not take over
@@ -72,7 +72,7 @@ def require_given_again(s: Settings, was: dict[str, Any]) -> None:
 
 def require_right_flag(s: Settings) -> None:
     """Raise UserError if init_from names a run of ours, or a checkpoint in it."""
-    if s.init_from in STARTS:  # a folder may have one of these names too
+    if s.init_from in ("scratch", "resume", "auto"):  # a folder may have one of these names too
         return
     named = pathlib.Path(s.init_from)
     run = named.parent if named.is_file() else named

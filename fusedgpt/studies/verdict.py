@@ -5,7 +5,7 @@ The two runs of a pair share what follows from the seed, such as batches and ini
 p: Student's paired t test, corrected for planned looks (S. Pocock, Biometrika 64, 1977) and for the number of
 comparisons (S. Holm, Scandinavian Journal of Statistics 6, 1979). Intervals hold together (Bonferroni), and end at 0
 where Holm finds a difference (O. Guilbaud, Biometrical Journal 50, 2008). Power: the noncentral t distribution.
-`tests/calibration.py` measures whether all this holds.
+`tests/test_calibration.py` measures whether all this holds.
 """
 
 import bisect

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import train
-from fusedgpt.errors import TRAIN_WITH_LESS, one_sentence
+from fusedgpt.errors import one_sentence
 from tests.launch import FORKS, ROOT, free_port
 
 SEED = int(os.environ.get("FAULTS_SEED", "8"))
@@ -52,7 +52,7 @@ def _main(settings, env, log, before):
     sys.stdin.close()
     torch.set_num_threads(1)
     before()
-    with one_sentence(TRAIN_WITH_LESS):
+    with one_sentence(train.WITH_LESS):
         train.main(train.Settings(**settings))
 
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from fusedgpt.errors import TRAIN_WITH_LESS, UserError, first_line, one_sentence, shown
+from fusedgpt.errors import UserError, first_line, one_sentence, shown
 from tests.launch import fails, process, sentence
 
 # runs a script as if a package were not installed
@@ -22,7 +22,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def test_full_memory_is_one_sentence():
     # sample.py used to advise --batch_size, which it does not have
-    for advice, said in ((TRAIN_WITH_LESS, "out of memory. Halve --batch_size"), ("", "out of memory. PyTorch said")):
+    for advice, said in ((" Halve --batch_size.", "memory. Halve --batch_size"), ("", "out of memory. PyTorch said")):
         with pytest.raises(SystemExit, match=said) as ended, one_sentence(advice):
             torch.empty(1 << 50)
         assert ("--batch_size" in str(ended.value)) == bool(advice)

@@ -57,17 +57,9 @@ def test_lengths_go_from_coarse_to_fine():
     assert sweep.coarse_to_fine([320, 256, 384, 1024, 320, 512]) == [256, 512, 1024, 320, 384]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"heads": "12"}, "heads='12' must be like"),
-        ({"n_kv_head": 3}, "cannot share n_kv_head=3"),
-        ({"lengths": "x"}, "l"),
-    ],
-)
-def test_shapes_that_cannot_be_are_one_sentence(change, message, tmp_path, data):
-    with pytest.raises(UserError, match=message):
-        sweep.comparisons(settings("sweep", tmp_path, data, **change), CPU)
+def test_shapes_that_cannot_be_are_one_sentence(tmp_path, data):
+    with pytest.raises(UserError, match="cannot share n_kv_head=3"):
+        sweep.comparisons(settings("sweep", tmp_path, data, n_kv_head=3), CPU)
 
 
 def test_flex_is_measured_at_few_lengths(tmp_path, data):

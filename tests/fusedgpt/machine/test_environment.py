@@ -10,8 +10,6 @@ from fusedgpt.machine.environment import FLASH_PACKAGES, commit, environment
 
 
 def test_environment_names_what_a_figure_depends_on():
-    found = environment(torch.device("cpu"))
-    assert found["torch"] == torch.__version__ and found["device"] and found["threads"] >= 1
     # rows of flash3 and flash4 went on over an upgrade of their packages, whose versions no header had
     of_kernels = {kernel.package for kernel in KERNELS.values()} - {""}
     assert set(FLASH_PACKAGES) == of_kernels | {"flash-attn"}  # which transformers uses

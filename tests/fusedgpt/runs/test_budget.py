@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import os
-import time
 from unittest import mock
 
 import pytest
@@ -170,11 +169,3 @@ def test_minutes_that_are_over_before_the_first_step_leave_one(tmp_path, data, c
     assert len(rows(tmp_path)) == 1
     said = capsys.readouterr().out
     assert "minutes=1e-06: 1 step of" in said and "; max_iters=1\n" in said
-
-
-@pytest.mark.slow  # it takes its 3 seconds
-def test_a_run_takes_about_its_minutes(tmp_path, data):
-    began = time.perf_counter()
-    run(tmp_path, data, minutes=0.05, eval_interval=100, dropout=0.1)
-    assert 1 < time.perf_counter() - began < 40  # load may come after the timing
-    assert len(rows(tmp_path)) > 1

@@ -87,11 +87,11 @@ def test_noise_is_not_taken_for_overfitting():
     ("done", "evaluation_s", "changes", "begins", "ends"),
     [
         (10, 60.0, {}, "7 min", "90 steps of 2 s, and 4 evaluations of 60 s"),  # at 30, 60, 90, 100
-        (30, 60.0, {}, "6 min", "70 steps of 2 s, and 4 evaluations of 60 s"),  # the one at 30 is still to come
+        (30, 60.0, {}, "6.33 min", "70 steps of 2 s, and 4 evaluations of 60 s"),  # the one at 30 is still to come
         (99, 60.0, {}, "62 s", "1 step of 2 s, and 1 evaluation of 60 s"),
         # a resumed run said that its evaluations take 0 s before its first evaluation
-        (0, 0.0, {}, "3 min", "100 steps of 2 s, and 5 evaluations, not timed yet"),
-        (1, 1.0, dict(sample_interval=50), "7 min", "4 evaluations of 1 s, and 2 samplings of 2 min"),
+        (0, 0.0, {}, "3.33 min", "100 steps of 2 s, and 5 evaluations, not timed yet"),
+        (1, 1.0, dict(sample_interval=50), "6.7 min", "4 evaluations of 1 s, and 2 samplings of 100 s"),
     ],
 )
 def test_the_estimate_counts_what_is_left(tmp_path, data, done, evaluation_s, changes, begins, ends):

@@ -8,7 +8,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import types
 from collections.abc import Iterator
 from typing import IO
 from unittest import mock
@@ -20,17 +19,16 @@ from fusedgpt.studies import outcomes, report, runner, step_time
 from tests.launch import ROOT, script
 
 # The loss falls towards (log10(learning_rate) + 2)² + 1, plus a part that follows from the seed. A rate above 10
-# diverges, n_layer=13 is refused, n_layer=14 fills the disk. A step takes FAKE_PAUSE seconds for each layer, and
-# says so if n_layer is given. Before its fourth step, a run sends the signal that a test has written to the file
-# `signal` of its folder, once: to itself, or to its study if the number is negative
+# diverges, n_layer=13 is refused, n_layer=14 fills the disk. A step takes FAKE_PAUSE seconds, and says that it took
+# 10 ms for each layer, and a little more with each seed. Before its fourth step, a run sends itself the signal that a
+# test has written to the file `signal` of its folder, once
 FAKE = """
 import json, math, os, pathlib, random, signal, sys, time
 
 flags = dict(flag.removeprefix("--").split("=", 1) for flag in sys.argv[1:])
 out, rate, seed = pathlib.Path(flags["out_dir"]), float(flags.get("learning_rate", 0.01)) or 0.01, int(flags["seed"])
 steps, every = int(flags.get("max_iters", 10)), int(flags.get("eval_interval", 5))
-pause = float(os.environ.get("FAKE_PAUSE", 0)) * int(flags.get("n_layer", 1))
-names = ("attention", "dtype", "compile")
+ms = (10.0 + seed) * int(flags.get("n_layer", 1))
 if flags.get("n_layer") in ("13", "14"):
     sys.exit("error: n_layer=13 is unlucky" if flags["n_layer"] == "13" else "error: cannot write x: No space left")
 out.mkdir(parents=True, exist_ok=True)
@@ -41,7 +39,8 @@ state = out / "ckpt.pt"
 start = int(state.read_text()) if state.exists() and flags["init_from"] in ("auto", "resume") else 0
 flags["init_from"] = "resume" if start else "scratch"
 record = {"settings": {**flags, "max_iters": steps}, "tokens_per_step": 100, "device": "cpu", "world_size": 1}
-record |= {name: flags.get(name, "auto").replace("auto", "settled") for name in names}
+for name in ("attention", "dtype", "compile"):
+    record[name] = flags.get(name, "auto").replace("auto", "settled")
 record |= {"environment": {"torch": "2", "threads": os.environ.get("OMP_NUM_THREADS")}}
 (out / "run.json").write_text(json.dumps(record))
 path = out / "metrics.jsonl"
@@ -70,19 +69,13 @@ with open(path, "a", buffering=1) as file:
         if iteration == 3 and (out / "signal").exists():
             number = int((out / "signal").read_text())
             (out / "signal").unlink()
-            os.kill(os.getppid() if number < 0 else os.getpid(), abs(number))
-            while number < 0 and not signals:
-                time.sleep(0.01)
+            os.kill(os.getpid(), number)
         if signals:
             state.write_text(str(iteration))
             sys.exit(143)
         if rate > 10 and iteration == 7:
             sys.exit("error: 21 steps in a row had no finite gradient, the last at iteration 7")
-        began = time.perf_counter()
-        time.sleep(pause)
-        ms = 10.0 + seed
-        if "n_layer" in flags and pause:
-            ms = 1e3 * (time.perf_counter() - began)
+        time.sleep(float(os.environ.get("FAKE_PAUSE", 0)))
         write(kind="train", iter=iteration, loss=loss(iteration), ms=ms, tokens_per_s=1e4, lr=rate)
 """
 
@@ -105,47 +98,32 @@ def work(folder: pathlib.Path, code: pathlib.Path, *flags: str) -> outcomes.Resu
     return outcomes.read(folder)
 
 
-# a worker of a search in a process of its own: its trial is queued again 4 seconds after it died
-WORKER = """
-import pathlib, sys
+PROCESS = """
+import pathlib, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background would ignore it
 from fusedgpt.errors import one_sentence
-from fusedgpt.studies import search
+from fusedgpt.studies import report, search, step_time
 from tests.fusedgpt.studies import fakes
-search.HEARTBEAT_S, search.GRACE_S, search.NAP_S = 1, 4, 0.1
+search.HEARTBEAT_S, search.GRACE_S, search.NAP_S = 1, 4, 0.1  # the trial of a worker that died is soon queued again
+step_time.measure, report.images = fakes.turns, fakes.no_images
 with one_sentence():
     fakes.work(*map(pathlib.Path, sys.argv[1:3]), *sys.argv[3:])
 """
 
 
-def start(folder: pathlib.Path, code: pathlib.Path, *flags: str, pause: float = 0.02) -> subprocess.Popen:
-    """Start a worker. pause: seconds that a step of the fake train.py takes."""
+def start(folder: pathlib.Path, code: pathlib.Path, *flags: str, pause: float = 0.0) -> subprocess.Popen:
+    """What `work` does, in a process of its own. pause: seconds that a step of the fake train.py takes."""
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    command = [sys.executable, "-c", WORKER, folder, code, *flags]
+    command = [sys.executable, "-c", PROCESS, folder, code, *flags]
     return subprocess.Popen(command, env=os.environ | {"FAKE_PAUSE": str(pause)}, cwd=ROOT, **pipes)
 
 
-def send(number: int, out_dir: pathlib.Path) -> None:
-    """Let the fake run in `out_dir` send a signal: to itself, or to its study if `number` is negative."""
-    out_dir.mkdir(parents=True, exist_ok=True)
-    (out_dir / "signal").write_text(str(number))
-
-
-class Here:
-    """Stands for a Popen: its command, a train.py, has run to its end in this process."""
-
-    def __init__(self, command: list, stdout: IO, env: dict, **_):
-        done = script(*command[1:], check=False, **env)
-        stdout.write((done.stdout + done.stderr).encode())
-        self.returncode = done.returncode
-
-    def poll(self) -> int:
-        """The exit status."""
-        return self.returncode
-
-    wait = poll
-
-    def send_signal(self, number: int):
-        """It comes too late."""
+def here(command: list, stdout: IO, env: dict, **_) -> mock.Mock:
+    """Run a train.py to its end in this process; what stands for its Popen."""
+    done = script(*command[1:], check=False, **env)
+    stdout.write((done.stdout + done.stderr).encode())
+    status = done.returncode
+    return mock.Mock(returncode=status, **{"poll.return_value": status, "wait.return_value": status})
 
 
 def turns(plan, names, *_):
@@ -154,20 +132,18 @@ def turns(plan, names, *_):
     return {plan.baseline: {"ms": 10.0}} | {name: dict(ms=20.0, times=2.0, low=2.0, high=2.0) for name in others}
 
 
+def no_images(results):
+    """Stands for report.images: a figure takes seconds to draw and write."""
+    return {}
+
+
 @contextlib.contextmanager
 def in_this_process() -> Iterator[None]:
-    """Runs of a study, and dry runs, are in this process, one after another: no import of PyTorch for each."""
-    processes = types.SimpleNamespace(Popen=Here, DEVNULL=None)
+    """Runs of a study are in this process, one after another, without an import of PyTorch; reports have no figures."""
     with (
-        mock.patch.multiple(runner, subprocess=processes, POLL_S=0),
+        mock.patch.multiple(runner, subprocess=mock.Mock(Popen=here), POLL_S=0),
         mock.patch.object(step_time, "measure", turns),
+        mock.patch.object(report, "images", no_images),
         mock.patch.object(torch.compiler, "reset"),  # after each script; these compile nothing
     ):
-        yield
-
-
-@contextlib.contextmanager
-def no_figures() -> Iterator[None]:
-    """Reports have no figures, which take seconds to draw and write."""
-    with mock.patch.object(report, "images", lambda results: {}):
         yield

@@ -24,15 +24,6 @@ def plan(seeds=(1, 2), variants=VARIANTS, code="abc", data="def", version="worki
     return design.of(request, "grid", "python study.py", {version: code}, {"text/train": data}, None)
 
 
-def test_a_design_comes_back_from_the_disk(tmp_path):
-    one = plan(study=dict(looks="2", matters=0.01, metric="bits_per_byte"), seeds=(1, 2, 3))
-    assert one.baseline == "learning_rate=0.001" and one.planned == ["learning_rate=0.002"]
-    assert one.varied == ["learning_rate"] and one.looks == [2, 3]
-    assert not {"learning_rate", "seed", "out_dir", "minutes"} & one.settings.keys()
-    one.save(tmp_path)
-    assert design.load(tmp_path) == one and design.load(tmp_path / "empty") is None
-
-
 @pytest.mark.parametrize(
     ("asked", "said"),
     [

@@ -12,8 +12,7 @@ from scipy import stats
 
 from fusedgpt.machine.files import atomic
 from fusedgpt.studies import outcomes, report
-from tests.fusedgpt.studies import by_hand
-from tests.fusedgpt.studies.by_hand import study
+from tests.fusedgpt.studies.test_outcomes import study, three
 
 
 def one(folder, *shifts, **how):
@@ -71,7 +70,7 @@ def test_exploratory_is_said_everywhere(tmp_path):
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """A study's folder with its report, and the results."""
-    folder = by_hand.three(tmp_path_factory.mktemp("studies") / "three & <more>")
+    folder = three(tmp_path_factory.mktemp("studies") / "three & <more>")
     results = outcomes.read(folder)
     report.write(results, report.sentences(results))
     return folder, results

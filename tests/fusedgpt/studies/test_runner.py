@@ -4,7 +4,6 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 
@@ -16,9 +15,7 @@ from fusedgpt.runs.metrics import record_of
 from fusedgpt.settings import Settings
 from fusedgpt.studies import design, outcomes, runner, versions
 from fusedgpt.studies.command import Request, StudySettings
-from tests.conftest import wait_for
 from tests.fusedgpt.studies import fakes
-from tests.launch import ROOT
 
 RATES = {f"learning_rate={rate}": {"learning_rate": rate} for rate in (0.01, 0.1)}
 
@@ -64,6 +61,8 @@ def test_auto_is_settled_by_the_first_run_alone_and_what_varies_is_not(tmp_path)
     asked = [each["settings"].get("dtype", "auto") for each in records]
     assert sorted(asked) == ["auto", "settled", "settled", "settled"]
     assert {each.row["ran"]["attention"] for (name, _), each in found.items() if name == "attention=flash"} == {"flash"}
+    # this setting was dropped, so that each run began from scratch, without a word
+    assert runner.settings_of(plan(init_from="hf"), "learning_rate=0.1", 1, tmp_path)["init_from"] == "hf"
 
 
 def test_runs_of_equal_minutes_have_the_iterations_of_their_variant(tmp_path):
@@ -74,15 +73,6 @@ def test_runs_of_equal_minutes_have_the_iterations_of_their_variant(tmp_path):
     assert found == {("learning_rate=0.01", 12), ("learning_rate=0.1", 6)}
 
 
-def test_runs_begin_from_the_weights_that_the_study_names(tmp_path):
-    # the setting used to be dropped, so that each run began from scratch, without a word
-    saved = outcomes.folder_of(tmp_path, "learning_rate=0.01", 1)
-    saved.mkdir(parents=True)
-    (saved / "ckpt.pt").touch()
-    starts = [runner.settings_of(plan(init_from="hf"), "learning_rate=0.01", n, tmp_path)["init_from"] for n in (1, 2)]
-    assert starts == ["resume", "hf"]
-
-
 def test_a_run_that_ends_without_a_value_has_its_reason(tmp_path):
     refused = {"n_layer=13": {"n_layer": 13}}
     with pytest.raises(UserError, match="the first run, n_layer=13 with seed 1, cannot start: n_layer=13 is unlucky"):
@@ -91,20 +81,25 @@ def test_a_run_that_ends_without_a_value_has_its_reason(tmp_path):
     diverged, failed = found["learning_rate=100.0", 1], found["n_layer=13", 1]
     assert diverged.status == "diverged" and "no finite gradient" in diverged.why
     assert (failed.status, failed.why) == ("failed", "n_layer=13 is unlucky")
-    assert found["learning_rate=0.1", 2].status == "finished"
+    assert "evals" not in failed.row and diverged.row["evals"]["val_loss"] == [None, None]
+    finished = found["learning_rate=0.1", 2]
+    row, evals = finished.row, finished.row["evals"]
+    assert finished.status == "finished" and (row["iterations"], row["seconds"]) == (10, 0.12)  # of 12 ms
+    assert (evals["iter"], evals["tokens"], evals["val_loss"][-1]) == ([0, 5, 10], [0, 500, 1000], finished.value)
     with pytest.raises(UserError, match=r"No space left\. Then give the same command"):
         run(tmp_path / "full", plan({"n_layer=2": {"n_layer": 2}, "n_layer=14": {"n_layer": 14}}))
     assert list(outcomes.statuses(tmp_path / "full" / "study")) == [("n_layer=2", 1)]
 
 
 def test_a_study_whose_data_or_code_are_changed_ends(tmp_path, data):
-    # the bins were replaced after two of six runs: a verdict with p = 0.00135, and no word
+    # the bins were replaced after two of six runs: a verdict with p = 0.00135, and no word; then only a sample of the
+    # ids was looked at
     copy, the_plan = shutil.copytree(data, tmp_path / "data"), plan()
     the_plan.settings["dataset"] = str(copy)
     the_plan.data = versions.data([the_plan.settings])
     ids, model = (copy / "train.bin").read_bytes(), tmp_path / "code" / "model.py"
     with fakes.in_this_process(), runner_of(tmp_path, the_plan) as own:
-        for path, before, after in [(copy / "train.bin", ids, ids[::-1]), (model, b"", b"# new")]:
+        for path, before, after in [(copy / "train.bin", ids, ids[:-2] + b"\1\0"), (model, b"", b"# new")]:
             path.write_bytes(before)
             the_plan.code = {"working tree": versions.digest(tmp_path / "code")}
             running = own.run(outcomes.left(own.folder, runner.order(the_plan)), 1)
@@ -119,7 +114,8 @@ def test_a_study_whose_data_or_code_are_changed_ends(tmp_path, data):
 def test_a_run_that_is_killed_is_resumed_after_the_others_and_fails_if_killed_again(tmp_path, number, monkeypatch):
     jobs, unbroken = run(tmp_path / "unbroken", plan())
     out_dir = outcomes.folder_of(tmp_path / "study", *jobs[1])
-    fakes.send(number, out_dir)
+    out_dir.mkdir(parents=True)
+    (out_dir / "signal").write_text(str(int(number)))
     ended, found = run(tmp_path, plan(), processes=True)
     assert ended == [jobs[0], *jobs[2:], jobs[1]] and not (out_dir / "signal").exists()
     assert {job: each.value for job, each in found.items()} == {job: each.value for job, each in unbroken.items()}
@@ -127,24 +123,6 @@ def test_a_run_that_is_killed_is_resumed_after_the_others_and_fails_if_killed_ag
     monkeypatch.setattr(fakes, "FAKE", f"import os\nos.kill(os.getpid(), {int(number)})\n")
     _, found = run(tmp_path / "again", plan({"config": {}}, seeds=[1]), processes=True)
     assert f"signal {int(number)} killed it again" in found["config", 1].why
-
-
-STUDY = """
-import pathlib, signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background would ignore it
-from fusedgpt.machine import files
-from fusedgpt.studies import design, runner
-folder, code = map(pathlib.Path, sys.argv[1:])
-plan = design.load(folder)
-with files.lock(folder) as lock:
-    own = runner.Runner(plan, folder, {"working tree": code}, lock, print)
-    list(own.run(runner.order(plan), 2))
-"""
-
-
-def start(folder, code, pause):
-    command = [sys.executable, "-c", STUDY, folder, code]
-    return subprocess.Popen(command, env=os.environ | {"FAKE_PAUSE": str(pause)}, stdout=subprocess.DEVNULL, cwd=ROOT)
 
 
 def is_gone(pid, seconds=10):
@@ -160,17 +138,16 @@ def is_gone(pid, seconds=10):
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere runs outlive a study that was killed")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_no_run_outlives_a_study(tmp_path, number):
-    folder, the_plan, runs = tmp_path / "study", plan(threads=1, max_iters=10_000), []
-    the_plan.settled = {"attention": "manual", "dtype": "float32", "compile": False}
-    the_plan.save(folder)
-    study = start(folder, fakes.code(tmp_path / "code"), 0.02)
-    for job in runner.order(the_plan)[:2]:
-        out_dir = outcomes.folder_of(folder, *job)
-        wait_for(out_dir / "pid", 60)
+    folder, runs = tmp_path / "study", []
+    flags = ("--learning_rate=0.01,0.1", "--jobs=2", "--max_iters=10000")
+    study = fakes.start(folder, fakes.code(tmp_path / "code"), *flags, pause=0.02)
+    for rate in (0.01, 0.1):
+        out_dir = outcomes.folder_of(folder, f"learning_rate={rate}", 1)
         while runner.steps_of(out_dir) < 3:
             time.sleep(0.01)
         runs.append(int((out_dir / "pid").read_text()))
     study.send_signal(number)
-    assert study.wait(60) == (-number if number == signal.SIGKILL else 128 + number)
+    study.communicate()
+    assert study.returncode == (-number if number == signal.SIGKILL else 128 + number)
     assert all(map(is_gone, runs)) and not outcomes.statuses(folder)
     assert int((out_dir / "ckpt.pt").read_text()) > 2  # the run has saved

@@ -1,4 +1,4 @@
-"""A step of each variant is timed in turns, with a train.py whose steps sleep."""
+"""A step of each variant is timed in turns, with a train.py that says how long its steps took."""
 
 import contextlib
 import sys
@@ -15,15 +15,13 @@ from tests.launch import ROOT
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot stop a process")
 
-LAYERS = {f"n_layer={n}": {"n_layer": n} for n in (1, 2)}
-
 
 @pytest.fixture
 def measure(tmp_path, monkeypatch):
     """measure(plan) with short turns."""
     monkeypatch.setattr(step_time, "TURN", 0.05)
     monkeypatch.setattr(step_time, "SECONDS", 2.0)
-    monkeypatch.setenv("FAKE_PAUSE", "0.033")
+    monkeypatch.setenv("FAKE_PAUSE", "0.01")
     code = fakes.code(tmp_path / "code")
 
     def measure(plan, names=None):
@@ -34,21 +32,17 @@ def measure(tmp_path, monkeypatch):
 
 def test_a_step_that_takes_twice_as_long_is_found_and_who_cannot_train_is_not_timed(measure, tmp_path):
     # a learning rate that diverges, or two models that do not fit a GPU together, ended the study before its first run
-    all_of_them = LAYERS | {"n_layer=13": {"n_layer": 13}}
+    all_of_them = {f"n_layer={n}": {"n_layer": n} for n in (1, 2, 13)}
     one = plan(all_of_them)
     found = measure(one)
-    assert found.keys() == {"n_layer=1", "n_layer=2"}
-    base, other = found["n_layer=1"], found["n_layer=2"]
-    assert base["ms"] > 33 and other["times"] == pytest.approx(2, rel=0.15)
-    assert other["low"] <= other["times"] <= other["high"]
-    assert other["ms"] == pytest.approx(base["ms"] * other["times"])
+    assert found == {"n_layer=1": dict(ms=11.0), "n_layer=2": dict(ms=22.0, times=2.0, low=2.0, high=2.0)}
     assert one.settled == {"attention": "settled", "dtype": "settled", "compile": "settled"}
     with pytest.raises(UserError, match="n_layer=13 cannot train: n_layer=13 is unlucky"):
         measure(plan(all_of_them, minutes=1.0), ["n_layer=13"])
     pids = [int(path.read_text()) for path in tmp_path.glob("study/turns/*/pid")]
     assert len(pids) == 2 and all(map(is_gone, pids))  # none is left stopped or running
     one.times = {"n_layer=1": {"ms": 100.0}}  # a variant that is added has the baseline's time
-    assert measure(one, ["n_layer=2"])["n_layer=2"]["ms"] == pytest.approx(200, rel=0.15)
+    assert measure(one, ["n_layer=2"])["n_layer=2"]["ms"] == 200
 
 
 def test_train_py_writes_each_step_and_stands_still(tmp_path, data):

@@ -80,17 +80,3 @@ def test_the_change_that_is_judged_is_kept_and_a_folder_is_a_version(ignored, ro
     for name in ("train.py", "staged.py", "untracked.py"):
         assert (clone / name).read_text() == (root / name).read_text()
     assert versions.save_diff(tmp_path, tmp_path / "none.diff") is None  # no work tree
-
-
-def test_the_digest_of_data_is_that_of_all_ids(data, tmp_path):
-    # it was of a sample of 65,536 ids: 5 % of them were changed between two calls, and accepted
-    copy = shutil.copytree(data, tmp_path / "copy")
-    first = versions.data([{"dataset": str(copy)}])
-    with open(copy / "train.bin", "r+b") as file:
-        file.seek(-2, 2)
-        file.write(b"\1\0")
-    again = versions.data([{"dataset": str(copy)}])
-    assert [name for name in first if first[name] != again[name]] == [f"{copy}/train"] and len(again) == 2
-    (copy / "val.bin").unlink()
-    with pytest.raises(UserError, match=r"val\.bin"):
-        versions.data([{"dataset": str(copy)}])
