@@ -107,14 +107,15 @@ def validate(s: Settings) -> None:
             raise UserError(f"{name}={getattr(s, name)} must be from 0 to just under 1")
     if s.decay_lr and s.schedule != "constant" and s.min_lr > s.learning_rate:
         raise UserError(
-            f"min_lr={s.min_lr:g} is above learning_rate={s.learning_rate:g}, so the rate would rise to it: give"
-            f" --min_lr={s.learning_rate / 10:g}, or --decay_lr=False"
+            f"min_lr={s.min_lr:g} is above learning_rate={s.learning_rate:g}: give --min_lr={s.learning_rate / 10:g}"
         )
     if s.shard_size and s.parallel != "fsdp":
         raise UserError(f"shard_size={s.shard_size} needs --parallel=fsdp: give that, or --shard_size=None")
     check_name(s.attention, "auto")
     if not s.out_dir:
         raise UserError("out_dir is empty: name a folder for the run")
+    if s.init_from != (small := s.init_from.lower()) and small in ("scratch", "resume", "auto"):
+        raise UserError(f"init_from={s.init_from} is written in small letters: did you mean {small}?")
     if s.init_from in ("scratch", "auto"):  # otherwise the weights decide the model
         GPTConfig.of(s, vocab_size=s.vocab_size or 1, recompute=s.recompute, loss=s.loss)
 

@@ -27,6 +27,7 @@ MISTAKES = [
     ("sample.py {run} --learning_rate=1e-3", "it is a setting of train.py"),
     ("sample.py {run} 'To be'", "such as --start='To be'"),
     ("train.py config", "config files are NAME.py"),
+    ("train.py --init_from=Resume", "did you mean resume?"),
     # the wrong folder or file, or the wrong order
     ("train.py {small} --dataset=shakespere_char", "shakespeare_char"),
     ("train.py {small} --dataset={absent}", "name one of data/ ("),
@@ -57,7 +58,7 @@ MISTAKES = [
     ("train.py {small} --n_head=3", "make it a multiple"),
     ("train.py {small} --mask=document", "data/text/prepare.py, or set --mask=causal"),
     ("train.py {small} --min_lr=0 --lr_decay_iters=5", "give --lr_decay_iters=10"),
-    ("train.py {small} --learning_rate=1e-5 --min_lr=6e-5", "give --min_lr=1e-06, or --decay_lr=False"),
+    ("train.py {small} --learning_rate=1e-5 --min_lr=6e-5", "give --min_lr=1e-06"),
     ("{torchrun} train.py {small} --gradient_accumulation_steps=5", "make it a multiple of 2"),
     ("SLURM_STEP_NUM_TASKS=2 train.py {small}", "as slurm/train.sh does"),
     ("RANK=0 train.py {small}", "Let torchrun set them, or unset RANK"),
