@@ -69,6 +69,8 @@ MISTAKES = [
     ("data/text/prepare.py --tokenizer=byte --out_dir={bins} {mail}", "as in --text_column=body"),
     ("data/text/prepare.py --tokenizer=byte --out_dir={bins} {windows}", "it has zero bytes. Remove it, or say"),
     ("bench.py lader", "did you mean ladder?"),
+    ("bench.py plan --gpu=RTX4090", "or 'MI300X': did you mean 'RTX 4090'?"),
+    ("bench.py plan gpt2-larg", "did you mean config/model/gpt2-large.py?"),
     ("study.py config/quickstart.py --seeds=1..3", "did you mean seed?"),
     ("study.py config/quickstart.py --out_dir=out-x", "--study_dir"),
 ]
