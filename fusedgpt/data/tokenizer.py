@@ -237,7 +237,7 @@ class Tokenizer:
 
     def _encode_characters(self, text):
         if unknown := set(text) - self._id_of.keys():
-            names, known = ", ".join(map(repr, sorted(unknown))), "".join(c for c in self.itos if c is not None)
+            names, known = shown(sorted(unknown)).strip("[]"), "".join(c for c in self.itos if c is not None)
             raise UserError(f"the training text has no {names}: it has {shown(known)}; change the prompt")
         return np.fromiter(map(self._id_of.get, text), np.int64, len(text))
 

@@ -112,9 +112,13 @@ def texts_that_meet_all_alternatives():
     yield from ("", " " * 999, "\n" * 999 + "a", "a" * 999 + "1" * 999, TEXT)
 
 
-def test_an_unknown_character_is_named():
-    with pytest.raises(UserError, match="the training text has no 'z'"):
-        Tokenizer({"tokenizer": "char", "vocab_size": 2, "itos": ["a", "b"]}).encode("abz")
+def test_unknown_characters_are_named_but_not_all_of_them():
+    ab = Tokenizer({"tokenizer": "char", "vocab_size": 2, "itos": ["a", "b"]})
+    with pytest.raises(UserError, match="the training text has no 'y', 'z': it has 'ab'"):
+        ab.encode("abzy")
+    with pytest.raises(UserError, match=r"has no '一', .*, \.\.\.: it has") as raised:  # it was 10 kB of characters
+        ab.encode("".join(map(chr, range(0x4E00, 0x5800))))
+    assert len(str(raised.value)) < 200
 
 
 def test_missing_bpe_files_are_one_sentence(monkeypatch):
