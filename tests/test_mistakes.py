@@ -49,8 +49,8 @@ MISTAKES = [
     ("bench.py report {absent}", "name the folder of a benchmark, such as out-bench/ladder"),
     ("study.py report {absent}", "name the folder of a study"),
     # values that cannot be
-    ("train.py {small} --device=gpu", "--device can be auto, cpu, cuda"),
-    ("train.py {small} --device=cuda", "--device can be auto, cpu, cuda"),
+    ("train.py {small} --device=gpu", "give --device="),
+    ("train.py {small} --device=cuda:99", "--device=cpu"),
     ("train.py {small} --attention=flash3", "Here --attention can be manual"),
     ("train.py {small} --attention={kernel}", "path/to/file.py:function"),
     ("train.py {small} --block_size=100000", "Lower --block_size, or add text"),
