@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fusedgpt.errors import UserError, first_line, one_sentence, shown
-from fusedgpt.home import as_called
+from fusedgpt.home import SCRIPTS, as_called
 
 COMMAND_LINE = "the command line"
 NONE = types.MappingProxyType({})
@@ -134,6 +134,10 @@ class _Assigned(dict):
 def _assignments(file, settings):
     """The settings that a config file assigns. It may have functions, modules and _names of its own."""
     if not (file.endswith(".py") and os.path.isfile(file)):
+        ours = {path.stem: path.relative_to(SCRIPTS) for path in (SCRIPTS / "config").rglob("*.py")}
+        near = difflib.get_close_matches(pathlib.Path(file).stem, ours, n=1)
+        if near and not os.path.exists(file):
+            raise UserError(f"there is no config file {file}: did you mean {ours[near[0]]}?")
         raise UserError(
             f"there is no config file {file}: config files are NAME.py, with lines like batch_size = 8, and flags are"
             " written --name=value, as in --init_from=resume --out_dir=FOLDER to train a run on"
@@ -157,7 +161,8 @@ def _set(settings, name, value, where):
     # a file's value may be of any type, and steps = "5" is a mistake there
     found = _read(str(value), field.type) if type(value) in PLAIN else []
     if not found or (in_file and found[0] != value):
-        raise UserError(f"{where}: {name}={shown(value)} is not allowed: it takes {_allowed(field.type)}")
+        takes = _allowed(field.type) + _near(str(value), field.type)
+        raise UserError(f"{where}: {name}={shown(value)} is not allowed: it takes {takes}")
     if isinstance(found[0], int) and abs(found[0]) > LARGEST:
         raise UserError(f"{where}: {name}={shown(value)} is not allowed: it takes whole numbers below 2**63")
     return dataclasses.replace(settings, **{name: found[0]})
@@ -174,6 +179,14 @@ def _read(text, annotation):
             with contextlib.suppress(ValueError):
                 found.append(kind(text))
     return found
+
+
+def _near(text, annotation):
+    """`: did you mean X?` if a choice of a type is like `text`, otherwise nothing."""
+    kinds = [annotation, *typing.get_args(annotation)]
+    choices = {str(choice).casefold(): choice for kind in kinds for choice in typing.get_args(kind)}
+    near = difflib.get_close_matches(text.casefold(), choices, n=1, cutoff=0.8)  # 0.6 takes an A100-80GB for the 40GB
+    return "".join(f": did you mean {choices[each]!r}?" for each in near)
 
 
 def _field(settings, name, where):

@@ -3,6 +3,5 @@
 
 init_from = "gpt2-medium"
 eval_only = True
-wandb_log = False
 batch_size = 8
 eval_iters = 500  # batches

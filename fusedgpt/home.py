@@ -1,7 +1,9 @@
 """Where the scripts are, and where data sets go: in a clone, and if the package was installed without one."""
 
+import os
 import pathlib
 import re
+import shlex
 
 _IN_A_WHEEL = pathlib.Path(__file__).resolve().parent / "scripts"  # pyproject.toml puts the top of a clone there
 INSTALLED = _IN_A_WHEEL.is_dir()  # an editable install is a clone too
@@ -12,9 +14,12 @@ ROOT = pathlib.Path() if INSTALLED else SCRIPTS
 
 
 def as_called(sentence: str) -> str:
-    """A sentence that names commands of a clone, with the commands that are here."""
+    """A sentence that names commands of a clone, with the commands that are here, so that they run in this folder."""
     if not INSTALLED:
-        return sentence
+        if os.path.samefile(".", SCRIPTS):
+            return sentence
+        ours = r"(?<=python )[\w/]+\.py|(?<=\.py )config/[\w/-]+\.py"
+        return re.sub(ours, lambda found: shlex.quote(str(SCRIPTS / found[0])), sentence)
     sentence = re.sub(r"python data/(\w+)/prepare\.py", r"fusedgpt prepare \1", sentence)
     sentence = re.sub(r"(torchrun .*?) (\w+)\.py", r"\1 -m fusedgpt \2", sentence)
     return re.sub(r"python (\w+)\.py", r"fusedgpt \1", sentence)

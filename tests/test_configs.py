@@ -20,7 +20,11 @@ from tests.launch import ROOT
 LLAMA = dict(model_type="llama", hidden_act="silu", rms_norm_eps=1e-5, attention_bias=False, num_hidden_layers=32)
 LLAMA |= dict(num_attention_heads=32, num_key_value_heads=8, hidden_size=4096, intermediate_size=14336)
 LLAMA |= dict(tie_word_embeddings=False, rope_theta=10000.0)
+GPT2 = dict(model_type="gpt2", activation_function="gelu_new", layer_norm_epsilon=1e-5, vocab_size=50257)
 PUBLISHED = {
+    "gpt2-medium": GPT2 | dict(n_layer=24, n_head=16, n_embd=1024),
+    "gpt2-large": GPT2 | dict(n_layer=36, n_head=20, n_embd=1280),
+    "gpt2-xl": GPT2 | dict(n_layer=48, n_head=25, n_embd=1600),
     "llama-3-8b": LLAMA | dict(vocab_size=128256, max_position_embeddings=8192, rope_theta=500000.0),
     "mistral-7b": LLAMA
     | dict(model_type="mistral", vocab_size=32000, max_position_embeddings=32768, sliding_window=4096),
@@ -37,6 +41,7 @@ PUBLISHED = {
     | dict(vocab_size=49152, max_position_embeddings=2048, tie_word_embeddings=True),
 }
 PARAMETERS = {"llama-3-8b": 8_030_261_248, "mistral-7b": 7_241_732_096, "phi-2": 2_779_683_840}
+PARAMETERS |= {"gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200}
 PARAMETERS |= {"qwen3-0.6b": 596_049_920, "smollm-135m": 134_515_008}
 FILES = sorted((ROOT / "config").glob("*.py")) + sorted((ROOT / "config" / "model").glob("*.py"))
 

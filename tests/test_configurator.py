@@ -112,6 +112,7 @@ NO_VALUE = "has no value: flags are written --name=value, as in --device=cpu or 
         ("--quick --steps=3", f"--quick {NO_VALUE}"),
         ("--steps=2.5", "steps='2.5' is not allowed: it takes a whole number"),
         ("--quick=1", "quick='1' is not allowed: it takes True or False"),
+        ("--kernel=FLASH", "kernel='FLASH' is not allowed: it takes 'manual' or 'flash': did you mean 'flash'?"),
         ("--compile=maybe", "compile='maybe' is not allowed: it takes True or False or 'auto'"),
         ("--size=none", "size='none' is not allowed: it takes a whole number or None"),
         # these used to reach PyTorch and end in an OverflowError or a RuntimeError

@@ -49,8 +49,8 @@ MISTAKES = [
     ("bench.py report {absent}", "name the folder of a benchmark, such as out-bench/ladder"),
     ("study.py report {absent}", "name the folder of a study"),
     # values that cannot be
-    ("train.py {small} --device=gpu", "--device can be auto, cpu, cuda"),
-    ("train.py {small} --device=cuda", "--device can be auto, cpu, cuda"),
+    ("train.py {small} --device=gpu", "give --device="),
+    ("train.py {small} --device=cuda:99", "--device=cpu"),
     ("train.py {small} --attention=flash3", "Here --attention can be manual"),
     ("train.py {small} --attention={kernel}", "path/to/file.py:function"),
     ("train.py {small} --block_size=100000", "Lower --block_size, or add text"),
@@ -69,6 +69,8 @@ MISTAKES = [
     ("data/text/prepare.py --tokenizer=byte --out_dir={bins} {mail}", "as in --text_column=body"),
     ("data/text/prepare.py --tokenizer=byte --out_dir={bins} {windows}", "it has zero bytes. Remove it, or say"),
     ("bench.py lader", "did you mean ladder?"),
+    ("bench.py plan --gpu=RTX4090", "or 'MI300X': did you mean 'RTX 4090'?"),
+    ("bench.py plan gpt2-larg", "did you mean config/model/gpt2-large.py?"),
     ("study.py config/quickstart.py --seeds=1..3", "did you mean seed?"),
     ("study.py config/quickstart.py --out_dir=out-x", "--study_dir"),
 ]

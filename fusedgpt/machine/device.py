@@ -21,8 +21,8 @@ def resolve_device(name: str, local_rank: int | None = None) -> torch.device:
     if name == "auto":
         name = next(kind for kind in here if here[kind])
     if not here.get(name.partition(":")[0]):
-        names = "auto, cpu, cuda, cuda:1 or mps"
-        raise UserError(f"device={name!r} is not on this machine, or not supported: --device can be {names}")
+        names = " or ".join(f"--device={kind}" for kind in here if here[kind])
+        raise UserError(f"device={name!r} is not on this machine, or not supported: give {names}, or leave it out")
     device = torch.device(name)
     if device.type == "cuda":
         index = local_rank

@@ -1,6 +1,5 @@
 """Samples that a run draws while it trains: the same prompts each time, so that a reader sees it learn."""
 
-import codecs
 import itertools
 import pathlib
 from collections.abc import Sequence
@@ -67,8 +66,7 @@ class Prompts:
                 break
         if self.tokenizer.end_of_text in new:
             new = new[: new.index(self.tokenizer.end_of_text)]
-        utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")  # leaves out a last character that is not whole
-        return utf8.decode(self.tokenizer.decode(new))
+        return self.tokenizer.decode(new).decode(errors="replace")
 
 
 def prompts(s: Any, meta: dict, ranks: Ranks) -> Prompts | None:

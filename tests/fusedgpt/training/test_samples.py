@@ -3,6 +3,7 @@
 import signal
 
 import pytest
+import torch
 
 from fusedgpt.errors import UserError
 from fusedgpt.training import evaluation, samples
@@ -31,6 +32,13 @@ def test_samples_are_logged_and_change_nothing_else(tmp_path, data, family):
     assert all(len(row["text"]) == 20 for row in found)
     assert found[0]["text"] != found[-2]["text"]
     assert_same_bytes(weights(tmp_path / "with"), weights(tmp_path / "without"))
+
+
+def test_a_sample_that_ends_within_a_character_loses_no_byte(monkeypatch):
+    drawn = torch.tensor([*"a漢".encode()[:-1]])
+    monkeypatch.setattr(samples.generate, "new_tokens", lambda *_: drawn)
+    prompts = Prompts("a", {"tokenizer": "byte", "vocab_size": 256})
+    assert prompts._continued(None, [0], torch.device("cpu"), seed=0) == "a\N{REPLACEMENT CHARACTER}"
 
 
 @pytest.mark.parametrize("where", ["evaluate", "sample"])
