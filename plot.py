@@ -37,7 +37,7 @@ from fusedgpt.runs.metrics import MEANING, Run, above, losses_in, names_of, view
 from fusedgpt.runs.style import AXES, COLOURS, DPI, MARKERS, SUFFIXES, WIDTH, label_x, plain, time_unit, title
 
 SKIPPED = 8  # the first queries of a map, which see so few keys that each gets much; of a short text its first half
-MARGIN = 0.2  # a distance is named if a head prefers it by more than this share of its attention
+MARGIN = 0.25  # a distance is named if a head prefers it by more than this share of its attention
 MAPS = f"""Each row is a token that looks back, each column one that it sees; darker is more. A distance is named
 if it gets {MARGIN:.0%} of a row more than if all earlier tokens got the same, on average without the first rows."""
 LONGEST_NAME = 100  # bytes of a figure's file name that its runs take at most; file systems allow 255 in all
