@@ -230,6 +230,23 @@ class GPT(nn.Module):
         for block in self.transformer.h:
             block.attn.attend = ATTENTION[name]
 
+    @torch.no_grad()
+    def attention_weights(self, idx: Tensor) -> Tensor:
+        """Each query's weights of the keys in `idx` (1, T): (n_layer, nh, T, T). Call eval() first, against dropout."""
+        found, manual = [], ATTENTION["manual"]
+
+        def look(q, k, v, dropout_p=0.0, **masks):
+            # attention returns the values' weighted mean: of the rows of an identity matrix, that is the weights
+            rows = torch.eye(k.size(2), dtype=v.dtype, device=v.device).expand(*k.shape[:2], -1, -1)
+            found.append(manual(q, k, rows, **masks)[0])
+            return manual(q, k, v, **masks)
+
+        for block in self.transformer.h:
+            block.attn.attend = look
+        self(idx)
+        self.use_attention(self.config.attention)
+        return torch.stack(found)
+
     def get_num_params(self, non_embedding: bool = True) -> int:
         """The number of parameters. `non_embedding` leaves out wpe, and wte if it is not the output layer too."""
         n = sum(p.numel() for p in self.parameters())

@@ -1,6 +1,7 @@
 """Draw one run, or several together: loss, learning rate, gradient norm, tokens per second, memory.
 
     python plot.py RUN [RUN ...] [--y=NAME] [--x=NAME] [--out=PATH] [--html]
+    python plot.py RUN --attention=TEXT [--out=PATH]
 
 RUN is the folder of a run; --out_dir=RUN names one too. Training is a pale line, validation has marks.
 
@@ -11,10 +12,12 @@ RUN is the folder of a run; --out_dir=RUN names one too. Training is a pale line
             in the current folder, named after the runs
 --html      write a page in place of a figure: several runs side by side, with their settings, receipts and samples, or
             for one run its report.html anew
+--attention=TEXT    draw what each head of the run's model attends to in this text, into RUN/attention.png
 
 Runs with different tokenizers are drawn in bits per byte, because their losses per token cannot be compared.
 """
 
+import collections
 import hashlib
 import math
 import os
@@ -23,14 +26,20 @@ import re
 import sys
 import textwrap
 
+import numpy as np
+
 from configurator import separate
 from fusedgpt.errors import UserError, one_sentence
-from fusedgpt.home import as_called
+from fusedgpt.home import ROOT, as_called
 from fusedgpt.machine.files import atomic
 from fusedgpt.runs import report_page
 from fusedgpt.runs.metrics import MEANING, Run, above, losses_in, names_of, view
 from fusedgpt.runs.style import AXES, COLOURS, DPI, MARKERS, SUFFIXES, WIDTH, label_x, plain, time_unit, title
 
+SKIPPED = 8  # the first queries of a map, which see so few keys that each gets much; of a short text its first half
+MARGIN = 0.25  # a distance is named if a head prefers it by more than this share of its attention
+MAPS = f"""Each row is a token that looks back, each column one that it sees; darker is more. A distance is named
+if it gets {MARGIN:.0%} of a row more than if all earlier tokens got the same, on average without the first rows."""
 LONGEST_NAME = 100  # bytes of a figure's file name that its runs take at most; file systems allow 255 in all
 
 
@@ -120,6 +129,66 @@ def draw(runs: list[Run], path: pathlib.Path, y: str | None = None, x: str = "it
     plt.close(figure)
 
 
+def by_distance(weights: np.ndarray) -> np.ndarray:
+    """What the key 0, 1, 2 ... tokens back gets of `weights` (..., T, T): means over queries, (T // 2 + 1, ...)."""
+    T = weights.shape[-1]
+    skipped, shares = min(SKIPPED, T // 2), []
+    for back in range(T // 2 + 1):
+        diagonal = np.diagonal(weights, -back, -2, -1)  # begins with query `back`
+        shares.append(diagonal[..., max(0, skipped - back) :].mean(-1))
+    return np.stack(shares)
+
+
+def places(weights: np.ndarray) -> dict[tuple[int, int], tuple[str, str]]:
+    """{(layer, head): which distance it prefers to attention to all keys alike, such as "1 back", and its share}."""
+    sees, share, found = np.tri(weights.shape[-1]), by_distance(weights), {}
+    preferred = by_distance(weights - sees / sees.sum(-1, keepdims=True))
+    for head, back in np.ndenumerate(preferred.argmax(0)):
+        found[head] = "no single distance", ""
+        if preferred[(back, *head)] > MARGIN:
+            found[head] = {0: "itself"}.get(back, f"{back} back"), f": {share[(back, *head)]:.0%}"
+    return found
+
+
+def draw_heads(weights: np.ndarray, subtitle: list[str]):
+    """A matplotlib Figure of attention `weights` (n_layer, nh, T, T): a row of maps for each layer."""
+    from matplotlib.colors import PowerNorm
+    from matplotlib.figure import Figure
+
+    n_layer, n_head = weights.shape[:2]
+    side, found = max(WIDTH / 4, WIDTH / n_head), places(weights)
+    figure = Figure((side * n_head, (side + 0.3) * n_layer), layout="constrained")
+    panels = figure.subplots(n_layer, n_head, squeeze=False, subplot_kw=dict(xticks=[], yticks=[]))
+    for (layer, head), (place, share) in found.items():
+        axes = panels[layer, head]
+        axes.imshow(weights[layer, head], cmap="Blues", norm=PowerNorm(0.5, 0, 1))  # so that a tenth is seen beside 1
+        axes.set_title(f"layer {layer + 1}, head {head + 1}\n{place}{share}", fontsize=7.5)
+    counts = collections.Counter(place for place, _ in found.values()).most_common()
+    said = ", ".join(f"{place} ({count})" for place, count in counts)
+    title(figure, f"Where {len(found)} heads look: {said}", subtitle)
+    return figure
+
+
+def write_heads(run: Run, text: str, out: str | None) -> pathlib.Path:
+    """Draw the attention of the run's best checkpoint in `text`, and return the figure's path.
+
+    Raises UserError if there is no checkpoint, or if the text does not fit its vocabulary or its context.
+    """
+    import torch
+
+    from fusedgpt.data import dataset, tokenizer
+    from fusedgpt.runs import run_folder
+    from model import GPT
+
+    saved, _ = run_folder.load_best(run.folder)
+    ids = tokenizer.Tokenizer(dataset.meta_of_checkpoint(ROOT, saved)).encode(text)
+    weights = GPT.from_checkpoint(saved).eval().attention_weights(torch.tensor([ids])).numpy()
+    path = pathlib.Path(out or run.folder / "attention.png")
+    with atomic(path) as file:
+        draw_heads(weights, [repr(text), MAPS, *captions([run])]).savefig(file, format=path.suffix[1:], dpi=DPI)
+    return path
+
+
 def joined(runs: list[Run]) -> str:
     """The name of a file about several runs: their paths, because runs in two folders may have the same name."""
     paths = [os.path.relpath(run.folder).replace(f"..{os.sep}", "") for run in runs]
@@ -155,12 +224,12 @@ def arguments(args: list[str]) -> tuple[list[Run], dict[str, str]]:
     folders, flags = separate([arg for arg in args if arg != "--html"])
     pairs = [flag.removeprefix("--").partition("=")[::2] for flag in flags]
     runs, options = [Run(folder) for folder in [*folders, *(value for name, value in pairs if name == "out_dir")]], {}
-    allowed = {"y": (*MEANING, *(name for run in runs for name in run.others)), "x": AXES, "out": None}
+    names = (*MEANING, *(name for run in runs for name in run.others))
+    allowed = {"y": names, "x": AXES, "out": None, "attention": None}
     for name, value in pairs:
         if name not in (*allowed, "out_dir") or not value:
-            raise UserError(
-                f"--{name} is unknown or has no value: there are --y=NAME, --x=NAME, --out=PATH, and --html alone"
-            )
+            there = "--y=NAME, --x=NAME, --out=PATH, --attention=TEXT, and --html alone"
+            raise UserError(f"--{name} is unknown or has no value: there are {there}")
         if allowed.get(name) and value not in allowed[name]:
             raise UserError(f"--{name}={value} is unknown: it can be {', '.join(allowed[name])}")
         options[name] = value
@@ -169,6 +238,8 @@ def arguments(args: list[str]) -> tuple[list[Run], dict[str, str]]:
         raise UserError(f"--out={options['out']} must end in {', '.join(suffixes)}{' with --html' * page}")
     if page and ({"x", "y"} & options.keys() or (len(runs) == 1 and "out" in options)):
         raise UserError("--html takes no --x and no --y, and --out=PATH.html only for several runs: leave them out")
+    if "attention" in options and (page or {"x", "y"} & options.keys() or len(runs) > 1):
+        raise UserError("--attention takes one run, no --x, no --y and no --html: leave them out")
     if not runs:
         raise UserError("name the folder of a run: python plot.py RUN [RUN ...]")
     return runs, options | ({"html": "True"} if page else {})
@@ -181,6 +252,8 @@ if __name__ == "__main__":
         runs, options = arguments(sys.argv[1:])
         if "html" in options:
             sys.exit(print(f"wrote {write_page(runs, options.get('out'))}"))
+        if "attention" in options:
+            sys.exit(print(f"drew {write_heads(runs[0], options['attention'], options.get('out'))}"))
         for path, y in targets(runs, options.get("y"), options.get("out")).items():
             draw(runs, path, y, options.get("x", "iterations"))
             print(f"drew {path}")

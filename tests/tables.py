@@ -8,6 +8,7 @@ A page has `<!-- [[[cog from tests.tables import contenders; contenders("h200/la
 
 import csv
 import pathlib
+import re
 
 from fusedgpt.bench import figures, report, rows
 from fusedgpt.machine.files import read_jsonl
@@ -69,6 +70,18 @@ def fields(path: str, *names: str, **where) -> None:
     found = [line for line in read_jsonl(RESULTS / path) if where.items() <= line.items()]
     cells = [[_cell(line.get(name, "")) for name in names] for line in found]
     print(*report.markdown([name.replace("_", " ") for name in names], cells), sep="\n")
+
+
+def in_a_browser(tour: pathlib.Path = RESULTS.parent / "docs" / "tour.ipynb") -> None:
+    """Links that open the tour elsewhere. Its `URL` is the only place that has the project's address."""
+    (url,) = re.findall(r'URL = \\"(.*)\\"', tour.read_text("utf-8"))
+    place, colab = url.removeprefix("https://github.com/"), "https://colab.research.google.com/github"
+    if place:
+        link = f"[in Colab]({colab}/{place}/blob/main/docs/tour.ipynb)"
+        print(f"Nothing to install: the tour {link}, the project [in a Codespace](https://codespaces.new/{place}).")
+    else:
+        print("The project has no public address yet. When `URL` in `docs/tour.ipynb` is one on GitHub, cogapp")
+        print("([how](../CONTRIBUTING.md#adding-something)) writes links to the tour in Colab and Codespaces here.")
 
 
 def _cell(value):

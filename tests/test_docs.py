@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 import shutil
+import string
 import subprocess
 import sys
 
@@ -136,7 +137,7 @@ def copy(tmp_path_factory):
         random_bins(root / "data" / name, **tokenizer.GPT2)
     random_bins(root / "data" / "python_stdlib", "byte", 256)
     for name in ("shakespeare_char", "book"):
-        random_bins(root / "data" / name, "char", 65, itos=["\n", *(chr(33 + n) for n in range(64))])
+        random_bins(root / "data" / name, "char", 65, itos=[*"\n !$&',-.3:;?", *string.ascii_letters])  # Shakespeare's
     hugging_face(root / "hf", n_layer=1, n_head=2, n_embd=32, n_positions=32, vocab_size=50257)
     for kind in ("ladder", "numerics"):
         shutil.copytree(root / "results" / "cpu_avx2" / kind, root / "out-bench" / kind)
@@ -151,7 +152,7 @@ def ran(copy):
         ["train.py", f"--out_dir={out}", f"--dataset={data}", *SHORT, "--gradient_accumulation_steps=1"]
         for out, data in {
             "out-quickstart": "python_stdlib",
-            "out-shakespeare-char": "shakespeare_char",
+            **dict.fromkeys(("out-shakespeare-char", "out-shakespeare-cpu"), "shakespeare_char"),
             "out-shakespeare": "shakespeare",
             "out-study/runs/baseline/seed-1": "python_stdlib",
             **dict.fromkeys(("out", "out-manual", "out-flash", "out-text"), "python_stdlib"),

@@ -18,7 +18,7 @@ RELOAD = '<meta http-equiv="refresh" content="30">'
 SAMPLED = 50  # a page has the samples of about this many iterations, spread evenly over the run
 POINTS = 600  # of a line, about
 PLACES = ("out_dir", "wandb_run_name", "init_from")  # settings that say where a run is, and not what it is
-LEFT, RIGHT, TOP, BOTTOM, HEIGHT = 52, 470, 8, 190, 212  # of the axes in a chart, and its height
+LEFT, RIGHT, TOP, BOTTOM, HEIGHT = 60, 470, 8, 190, 212  # of the axes in a chart, and its height
 
 
 def write(out_dir: str | pathlib.Path, running: bool = False) -> pathlib.Path:
@@ -102,13 +102,12 @@ def _state(run, running):
 
 def _body(runs, loss):
     names, several = [html.escape(name) for name in names_of(runs)], len(runs) > 1
-    made = [f"<p class='muted'>{html.escape(about(run))}</p>" for run in runs]
-    if several:
-        made = [f"<p>{_mark(n)}<b>{name}</b>, {html.escape(about(runs[n]))}</p>" for n, name in enumerate(names)]
     settings = [section(run.record, "settings") for run in runs]
     if several:
+        made = [f"<p>{_mark(n)}<b>{name}</b>, {html.escape(about(runs[n]))}</p>" for n, name in enumerate(names)]
         title, settings = "Settings that differ", [{n: v for n, v in s.items() if n not in PLACES} for s in settings]
     else:
+        made = [f"<p class='muted'>{html.escape(about(runs[0]))}</p>"]
         title, settings = "Settings", [{n: v for n, v in settings[0].items() if v != getattr(Settings, n, None)}]
     tables = [
         _table("Results", [_results(run) for run in runs], names),
@@ -154,7 +153,8 @@ def _chart(runs, y, axis):
             lowest = np.nanargmin(line.values[kept])
             drawn.append(f'<circle cx="{across[lowest]:.1f}" cy="{down[lowest]:.1f}" r="4" fill="var(--c{n % 7})"/>')
         if len(line.values) and not (pale and len(runs) > 1):
-            ends.append(f"{_mark(n, pale)}{line.name * (is_loss and len(runs) == 1)} <b>{line.values[-1]:.4g}</b>")
+            end = float(f"{line.values[-1]:.4g}")  # 64,120 is 64,100, and not 6.412e+04
+            ends.append(f"{_mark(n, pale)}{line.name * (is_loss and len(runs) == 1)} <b>{end:,.9g}</b>")
     top = above(shown, (low, high))
     cut = f"<small> ▲ up to {top:.3g} above</small>" if top else ""
     caption = f"<b>{html.escape(MEANING.get(y, y))}</b> over {unit}{cut}<br>{''.join(ends)}"
@@ -234,7 +234,7 @@ def _table(title, columns, names, differing=False):
     for name in dict.fromkeys(name for column in columns for name in column):
         cells = [_text(column.get(name)) for column in columns]
         if any(cells) and not (differing and len(set(cells)) == 1):
-            rows.append([html.escape(name), *cells])
+            rows.append([_text(name), *cells])
     if len(names) > 1:
         rows.insert(0, ["", *names])
     body = "".join(f"<tr><th>{name}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for name, *cells in rows)
@@ -242,12 +242,13 @@ def _table(title, columns, names, differing=False):
 
 
 def _text(value):
-    """A value of run.json as HTML."""
+    """A name or value of run.json as HTML that a phone may break after _ and /, and nowhere within a word."""
     if value is None:
         return ""
     if isinstance(value, list):
-        return html.escape(", ".join(map(str, value)))
-    return html.escape(str(value) if str(value).strip() else repr(value))
+        value = ", ".join(map(str, value))
+    text = html.escape(str(value) if str(value).strip() else repr(value))
+    return text.replace("_", "_<wbr>").replace("/", "/<wbr>")
 
 
 def _median(values):

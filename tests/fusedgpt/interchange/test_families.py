@@ -80,6 +80,14 @@ def test_logits_and_gradients_equal_those_of_transformers(pair):
         torch.testing.assert_close(found, theirs.get_parameter(name).grad, rtol=1e-5, atol=1e-5, msg=name)
 
 
+def test_attention_weights_equal_those_of_transformers(pair):
+    theirs, ours, *_ = pair
+    idx = torch.randint(0, V, (1, 20), generator=torch.Generator().manual_seed(1))
+    before, want = ours(idx)[0], torch.cat(theirs(idx, output_attentions=True).attentions)
+    torch.testing.assert_close(ours.attention_weights(idx), want, rtol=1e-5, atol=1e-5)
+    assert torch.equal(ours(idx)[0], before)  # with its own kernel again
+
+
 def test_an_export_is_the_same_model_to_the_bit(pair, tmp_path):
     # back into transformers, and from there into a GPT again
     from transformers import AutoModelForCausalLM

@@ -22,7 +22,7 @@ def words(text):
 
 def cells(text, name):
     """The cells of the table's row that begins with `name`."""
-    (row,) = re.findall(rf"<tr><th>{re.escape(name)}</th>(.*?)</tr>", text)
+    (row,) = re.findall(rf"<tr><th>{re.escape(name)}</th>(.*?)</tr>", text.replace("<wbr>", ""))
     return [html.unescape(cell) for cell in re.findall("<td>(.*?)</td>", row)]
 
 
@@ -99,6 +99,15 @@ def test_a_page_says_what_auto_timed_and_whom_it_refused(tmp_path):
     named = re.findall(r"<th>(auto: \w+)</th><td>(.*?)</td>", text)
     assert named == [("auto: flash", "1.25 ms"), ("auto: manual", "3.5 ms"), ("auto: cudnn", "on GPUs only")]
     assert (cells(text, "asked for"), cells(text, "sample_prompts")) == (["auto"], [r"'\n\n'"])
+
+
+def test_a_phone_breaks_names_between_their_words(tmp_path):
+    # it showed always_save_checkpoin t; and the last tokens per second were 6.412e+04
+    settings = {"gradient_accumulation_steps": 8, "dataset": "data/my_text"}
+    run_of(tmp_path, [step(0, tokens_per_s=64123.0)], settings=settings)
+    text = report_page.write(tmp_path).read_text()
+    assert "<th>gradient_<wbr>accumulation_<wbr>steps</th><td>8</td>" in text and "data/<wbr>my_<wbr>text" in text
+    assert "tokens per second over iterations 64,120" in [caption for caption, _ in charts(text)]
 
 
 def test_text_of_a_run_cannot_become_markup(tmp_path):
