@@ -116,9 +116,8 @@ def test_unknown_characters_are_named_but_not_all_of_them():
     ab = Tokenizer({"tokenizer": "char", "vocab_size": 2, "itos": ["a", "b"]})
     with pytest.raises(UserError, match="the training text has no 'y', 'z': it has 'ab'"):
         ab.encode("abzy")
-    with pytest.raises(UserError, match=r"has no '一', .*, \.\.\.: it has") as raised:  # it was 10 kB of characters
+    with pytest.raises(UserError, match=r"has no ('.', ){6}\.\.\.: it has"):  # it was 10 kB of characters
         ab.encode("".join(map(chr, range(0x4E00, 0x5800))))
-    assert len(str(raised.value)) < 200
 
 
 def test_missing_bpe_files_are_one_sentence(monkeypatch):
