@@ -26,6 +26,8 @@ if __name__ == "__main__":
 import torch
 from torch import Tensor
 from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from fusedgpt.attention.case import Case
 from fusedgpt.attention.receipt import contradiction, observe
@@ -44,7 +46,7 @@ from fusedgpt.runs.progress import is_reported, reading_line, run_record, schedu
 from fusedgpt.runs.run import Run, TrainState
 from fusedgpt.runs.run_folder import Checkpoints
 from fusedgpt.training import evaluation, samples, tuning
-from fusedgpt.training.optimizer import build_optimizer, learning_rate, update_weights
+from fusedgpt.training.optimizer import TWIN, build_optimizer, learning_rate, update_weights
 from fusedgpt.training.step_results import StepResults
 from model import GPT, GPTConfig
 
@@ -97,7 +99,19 @@ def train_step(state: TrainState, s: Settings, micro_steps: range) -> dict[str, 
     update_weights(state.optimizer, norm, s.grad_clip)  # clips, and steps if the norm is finite, as scaler.step would
     state.scaler.update()  # in float16, lowers the scale if a gradient overflowed
     state.optimizer.zero_grad(set_to_none=True)
+    if s.ema_decay:
+        average_weights(state.optimizer, s.ema_decay)
     return {"loss": loss_sum / len(micro_steps), "grad_norm": norm}
+
+
+@torch.no_grad()
+def average_weights(optimizer: Optimizer, decay: float) -> None:
+    """Move the average of each weight, in that weight's state, by 1 - `decay` of the way to the weight."""
+    for p, state in optimizer.state.items():
+        if TWIN not in state:  # after the first step
+            state[TWIN] = p.detach().clone()
+    averages = [distributed.local(state[TWIN]) for state in optimizer.state.values()]
+    get_ema_multi_avg_fn(decay)(averages, [distributed.local(p) for p in optimizer.state], None)
 
 
 def training_loop(run: Run) -> None:

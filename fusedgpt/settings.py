@@ -62,6 +62,9 @@ class Settings(Dimensions):
     beta1: float = 0.9  # decay of AdamW's running mean of gradients
     beta2: float = 0.95  # decay of AdamW's running mean of squared gradients
     grad_clip: float = 1.0  # clip gradients to this norm; 0 turns clipping off
+    # decay of a running mean of the weights (EMA), such as 0.999: evaluations, samples and the model in checkpoints are
+    # that mean's; 0: none
+    ema_decay: float = 0.0
     max_bad_steps: int = 20  # skip at most this many steps in a row without a finite gradient; one more ends the run
     # schedule
     decay_lr: bool = True  # warm-up and schedule; False: learning_rate throughout
@@ -102,7 +105,7 @@ def validate(s: Settings) -> None:
     for name in ("minutes", "timeout"):
         if getattr(s, name) is not None and not 0 < getattr(s, name) < math.inf:
             raise UserError(f"{name}={getattr(s, name)} must be more than 0, and finite")
-    for name in ("dropout", "beta1", "beta2"):
+    for name in ("dropout", "beta1", "beta2", "ema_decay"):
         if not 0 <= getattr(s, name) < 1:
             raise UserError(f"{name}={getattr(s, name)} must be from 0 to just under 1")
     if s.decay_lr and s.schedule != "constant" and s.min_lr > s.learning_rate:

@@ -102,10 +102,8 @@ def test_what_would_be_measured_is_said_and_is_brief_if_no_kind_is_named(tmp_pat
     given = ["--batch_size=2", "--block_size=64", "--compile=False", f"--results={tmp_path}", "--device=cpu"]
     said = script("bench.py", *given, "--dry_run").stdout.splitlines()
     assert said[0].startswith("no kind is named, so this is: python bench.py ladder --only=manual,flash --seconds=30 ")
-    assert said[1:] == [
-        "ladder, on cpu: 1 comparison of 2 contenders, which take turns for 30 s at most in each, once they are built",
-        "manual, flash",
-    ]
+    assert said[1].startswith("ladder, on cpu: 1 comparison of 2 contenders, which take turns for 30 s at most in each")
+    assert said[2:] == ["manual, flash"]
     said = script("bench.py", "numerics", "--dry_run", *given[3:]).stdout.splitlines()
     assert said[0] == f"numerics, on cpu: {len(said) - 1} comparisons of 96 contenders"
     assert not list(tmp_path.iterdir())

@@ -34,7 +34,7 @@ from tests.launch import script
     [
         dict(attention="manual"),
         dict(optimizer="muon", schedule="wsd", lr_decay_iters=6),
-        dict(LLAMA, optimizer="muon", recompute="block", loss="chunked"),
+        dict(LLAMA, optimizer="muon", recompute="block", loss="chunked", ema_decay=0.9),
     ],
     ids=lambda settings: next(iter(settings.values())),
 )

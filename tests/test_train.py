@@ -22,9 +22,10 @@ from tests.conftest import (
     rows,
     run,
     small,
+    tensors,
     weights,
 )
-from tests.launch import process, ranks
+from tests.launch import process, ranks, script
 
 
 def test_the_loss_falls_and_everything_is_written(tmp_path, data, capsys):
@@ -105,6 +106,29 @@ def test_a_frozen_layer_and_a_head_that_the_loss_skips_are_left_alone(tmp_path, 
     kept = {name for name, w in weights(whole).items() if torch.equal(w, begun[name])}
     frozen = {name for name in begun if ".h.0." in name or "wte" in name or "lm_head" in name or "second" in name}
     assert kept == frozen
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_run_evaluates_and_saves_the_average_of_its_weights_and_trains_as_without(tmp_path, data, optimizer):
+    settings = dict(eval_interval=1, keep_checkpoints=9, optimizer=optimizer)
+    plain, ours = run(tmp_path / "plain", data, **settings, max_iters=4), tmp_path / "ours"
+    run(ours, data, **settings, max_iters=4, ema_decay=0.7)
+    each = [*(weights(plain, f"ckpt-{n}.pt") for n in (1, 2, 3)), weights(plain)]
+    for name, found in weights(ours).items():
+        first, second, third, last = (saved[name].double() for saved in each)
+        wanted = 0.7 * (0.7 * (0.7 * first + 0.3 * second) + 0.3 * third) + 0.3 * last
+        torch.testing.assert_close(found.double(), wanted, rtol=0, atol=5e-7, msg=name)
+    saved = checkpoint_of(ours)
+    saved["config"]["ema_decay"] = 0.0
+    for state in saved["optimizer"]["state"].values():
+        del state["twin"]
+    torch.save(saved, tmp_path / "ckpt.pt")
+    alone = flags(small(tmp_path, data, **settings, init_from="resume", eval_only=True))
+    assert f"val loss {rows(ours, 'eval')[-1]['val_loss']:.4f}\n" in script("train.py", *alone).stdout
+    for out in (plain, ours):  # the trained weights are those of a run without
+        run(out, data, **settings, init_from="resume", max_iters=6)
+    assert_same_bytes(tensors(checkpoint_of(ours)), tensors(checkpoint_of(plain)))
+    assert [row["loss"] for row in rows(ours)] == [row["loss"] for row in rows(plain)]
 
 
 def test_bfloat16_and_float16_train_on_a_cpu(tmp_path, data):

@@ -22,6 +22,7 @@ class Run:
     gradient_accumulation_steps: int = 1  # over all GPUs
     attention: str = "auto"
     optimizer: str = "adamw"
+    ema_decay: float = 0.0
     parallel: str = "ddp"
     shard_size: int | None = None
     recompute: str = "none"
@@ -71,10 +72,11 @@ class Memory:
     def of(cls, config: Any, run: Run) -> Self:
         """Bytes of a GPU's tensors at the fullest moment of a step, without CUDA's and NCCL's own memory.
 
-        Weights, gradients and AdamW's moments are 16 bytes a parameter, divided over the shards (ZeRO,
-        arXiv:1910.02054, section 3.1). Gradients of earlier micro-batches stay whole, and so do DDP's buckets.
+        Weights, gradients and AdamW's moments are 16 bytes a parameter, averages of weights 4 more, divided over the
+        shards (ZeRO, arXiv:1910.02054, section 3.1). Gradients of earlier micro-batches and DDP's buckets stay whole.
         """
-        N, state = config.num_params, _optimizer_state(config, run.optimizer == "muon")
+        N, averaged = config.num_params, run.ema_decay > 0
+        state = _optimizer_state(config, run.optimizer == "muon") + 4 * N * averaged
         earlier = 4 * N if run.micro_steps > 1 or (run.shards == 1 and run.gpus > 1) else 0
         moments = _moments(config, run, earlier)
         found = (cls(4 * N / run.shards, gradients, state / run.shards, *rest) for gradients, *rest in moments)
@@ -114,9 +116,8 @@ def _moments(config, run, earlier):
     layers = [(_block(config, run, seen), _kept(config, run, seen)) for seen in _keys_seen(config)]
     activations = sum(number * kept for (_, kept), number in zip(layers, _keys_seen(config).values()))
     activations += run.tokens(config) * config.n_embd * _norm(config, run) + _mask(config, run, 4)
-    whole, kept = max(layers)  # with or without a window
+    whole, kept = max(layers)  # with or without a window; the backward computes again what is not kept
     working = max(_working(config, run, seen) for seen in _keys_seen(config))
-    again = whole - kept  # 0 if all is kept
     if run.shards > 1:
         root, gathered = 4 * (N - L * block), 2 * e * block
         gradients = earlier + 4 * (N - min(2, L) * block) / run.shards + (0 if earlier else root)
@@ -130,7 +131,7 @@ def _moments(config, run, earlier):
     twice = 4 * embedding * (1 if low else 2) * config.tie_embeddings  # in float32 the sum is a third tensor
     return (
         (earlier, activations, _logits(config, run), copies[0]),
-        (earlier + 4 * embedding, activations + again + working, 0, copies[1]),
+        (earlier + 4 * embedding, activations + whole - kept + working, 0, copies[1]),
         (gradients + reduced, whole + working, 0, root + gathered),
         (gradients + twice, 0, 0, root),
     )
@@ -226,8 +227,7 @@ def _logits(config, run):
 
 def _widths(config):
     """C, A, K and I."""
-    hs = config.head_channels
-    return config.n_embd, config.n_head * hs, config.kv_heads * hs, config.inner
+    return config.n_embd, config.n_head * config.head_channels, config.kv_heads * config.head_channels, config.inner
 
 
 def _keys_seen(config):

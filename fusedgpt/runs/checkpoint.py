@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from fusedgpt.dimensions import COUNTED, IMPLEMENTATION, GPTConfig
 from fusedgpt.errors import UserError, first_line, out_of_memory
 from fusedgpt.machine.files import atomic
+from fusedgpt.training.optimizer import TWIN
 
 NO_DAMAGE = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.EACCES, errno.EPERM)  # not the file's fault
 NANOGPTS = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "dropout", "bias")  # fields of its GPTConfig
@@ -82,7 +83,7 @@ def read_shards(saved: dict, optimizer: Optimizer, model: torch.nn.Module) -> No
     from fusedgpt.parallel import shard_files
 
     _require_same_optimizer(saved, optimizer)
-    forms = _forms(optimizer) if saved["iter_num"] else []
+    forms = _forms(optimizer, saved) if saved["iter_num"] else []
     state = {n: {key: torch.zeros_like(t) for key, t in form.items()} for n, (_, form) in enumerate(forms)}
     weights = {name: p.detach() for name, p in model.named_parameters()}
     ours = {"model": weights, "optimizer": {"state": state, "param_groups": []}}
@@ -116,14 +117,13 @@ def _require(condition, why):
         raise ValueError(why)
 
 
-def restore_optimizer(saved: dict, optimizer: Optimizer, model: torch.nn.Module) -> None:
-    """Give `optimizer`, which holds the parameters of `model`, its state in the checkpoint `saved`.
+def restore_optimizer(saved: dict, optimizer: Optimizer) -> None:
+    """Give `optimizer` its state in the checkpoint `saved`.
 
     Raises UserError if another kind of optimizer wrote it, or if a parameter lacks a tensor of its shape and dtype:
     AdamW's fused kernel does not check, and would read and write beyond a tensor that is too short.
     """
     groups = optimizer.state_dict()["param_groups"]  # weight decay and betas are settings of this run, not state
-    names = {p: name for name, p in model.named_parameters()}
     _require_same_optimizer(saved, optimizer)
     state, theirs = saved["optimizer"]["state"], saved["optimizer"]["param_groups"]
     if not saved["iter_num"] and not state:
@@ -135,17 +135,12 @@ def restore_optimizer(saved: dict, optimizer: Optimizer, model: torch.nn.Module)
             " you freeze or add weights (python export.py OUT_DIR FOLDER), and begin a new one with --init_from=FOLDER"
         )
     # a parameter that had no gradient yet, such as a head that the loss skips, has no state
-    forms = {number: form for number, form in enumerate(_forms(optimizer)) if number in state}
-    fits, why = state and state.keys() == forms.keys(), f"it has state of {len(state)} weights"
-    for number, (p, like) in forms.items():
-        found = {key: _form(value) for key, value in state[number].items()}
-        wanted = {key: _form(value) for key, value in like.items()}
-        if found != wanted:
-            fits, why = False, f"for {names[p]} it has {found}, not {wanted}"
-    if not fits:
+    forms = {number: form for number, form in enumerate(_forms(optimizer, saved)) if number in state}
+    found = {n: {key: _form(value) for key, value in each.items()} for n, each in state.items()}
+    if not state or found != {n: {key: _form(t) for key, t in form.items()} for n, (_, form) in forms.items()}:
         raise UserError(
-            f"the optimizer's state in the checkpoint does not fit the model: {why}. Take another checkpoint, such as"
-            " best.pt beside it"
+            "the optimizer's state in the checkpoint does not fit the model: a tensor is missing, or has another shape"
+            " or dtype. Take another checkpoint, such as best.pt beside it"
         )
     # copy: the loaded tensors are mapped from the file
     copies = {n: {key: _copy_like(value, p) for key, value in state[n].items()} for n, (p, _) in forms.items()}
@@ -166,11 +161,12 @@ def _is_muons(group):
     return "momentum" in group
 
 
-def _forms(optimizer):
-    """[(p, {key: a tensor like the state under that key})] for each parameter p."""
-    step = torch.zeros(())
+def _forms(optimizer, saved):
+    """[(p, {key: a tensor like the state under that key})] for each parameter p in the checkpoint `saved`."""
+    step, averaged = torch.zeros(()), [TWIN] * bool(saved["config"].get("ema_decay"))
+    of_muon, of_adamw = ["momentum_buffer", *averaged], ["exp_avg", "exp_avg_sq", *averaged]
     return [
-        (p, {"momentum_buffer": p} if _is_muons(group) else {"step": step, "exp_avg": p, "exp_avg_sq": p})
+        (p, dict.fromkeys(of_muon, p) if _is_muons(group) else {"step": step, **dict.fromkeys(of_adamw, p)})
         for group in optimizer.param_groups
         for p in group["params"]
     ]

@@ -96,10 +96,7 @@ class Logger:
         if s["parallel"] == "fsdp" and world > 1:
             self.say(f"parallel: fsdp, one copy of the model per {s['shard_size'] or world} processes")
         in_products = f"{r['parameters_in_products']:,} of them in products"  # not those that are only looked up
-        padding = "not padded"
-        if rows > ids:
-            padding = f"padded to {rows}"
-        self.say(f"model: {r['parameters']:,} parameters, {in_products}; vocabulary {ids}, {padding}")
+        self.say(f"model: {r['parameters']:,} parameters, {in_products}; vocabulary {ids}, in {rows} rows")
         mode = f"eager ({why_eager})".replace(" ()", "")
         if r["compile"]:
             mode = f"compiled ({r['graphs'] or 0} graphs)"

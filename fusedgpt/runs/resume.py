@@ -15,6 +15,7 @@ from fusedgpt.parallel import distributed
 from fusedgpt.runs import checkpoint, run_folder
 from fusedgpt.runs.run_folder import Say
 from fusedgpt.settings import Settings, validate
+from fusedgpt.training.optimizer import TWIN, exchange
 
 SETTLED = ("max_iters", "lr_decay_iters")  # settings that `minutes` sets
 # settings that a resumed run does not take over
@@ -167,9 +168,13 @@ def restore(saved: dict, s: Settings, state: Any, meta: dict, say: Say) -> None:
     too; otherwise the model has them already. Raises UserError if `saved` does not fit.
     """
     if saved["model"]:
-        checkpoint.restore_optimizer(saved, state.optimizer, state.model)
+        checkpoint.restore_optimizer(saved, state.optimizer)
     else:
         checkpoint.read_shards(saved, state.optimizer, state.model)
+    exchange(state.model, state.optimizer)  # the model of a checkpoint is the average
+    if not s.ema_decay:
+        for each in state.optimizer.state.values():
+            each.pop(TWIN, None)
     was = {"mask": "causal", "eval_iters": s.eval_iters, "batch_size": s.batch_size, **saved["config"]}
     same = was["eval_iters"] * was["batch_size"] == s.eval_iters * s.batch_size and was["mask"] == s.mask
     same = same and dataset.same_text(meta, saved.get("meta") or {}, "val")

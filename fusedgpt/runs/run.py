@@ -24,6 +24,7 @@ from fusedgpt.runs.logger import Logger
 from fusedgpt.runs.run_folder import Checkpoints
 from fusedgpt.settings import Settings
 from fusedgpt.training import evaluation, nonfinite, samples
+from fusedgpt.training.optimizer import averaged
 from fusedgpt.training.step_results import StepResults
 
 WARM_UP = 5  # the summary of times leaves out this many first steps: they still fill caches
@@ -95,7 +96,9 @@ class Run:
     def losses(self, windows: int) -> dict[str, float] | None:
         """The losses of both splits over `windows` windows of each (0: all), None if a signal ended the evaluation."""
         state, tell = self.state, (self.stopped_by, self.logger.status)
-        return evaluation.evaluate(state.model, self.loader, state.cast, self.ranks, self.token_bytes, *tell, windows)
+        how = (state.model, self.loader, state.cast, self.ranks, self.token_bytes, *tell)
+        with averaged(state.model, state.optimizer):
+            return evaluation.evaluate(*how, windows)
 
     def evaluate_and_save(self) -> bool:
         """Evaluate, log the losses, and save if it is time to. Returns False if a signal ended the evaluation."""
@@ -128,12 +131,13 @@ class Run:
         if not state.sound:
             self.logger.say(f"iteration {state.iteration} is not saved, because the run has diverged: {advice}")
             return
-        content = {"model": state.model.state_dict(), **checkpoint.model_args(record["model"])}
-        content |= {"optimizer": state.optimizer.state_dict(), "scaler": state.scaler.state_dict()}
-        content |= {"iter_num": state.iteration, "config": record["settings"], "meta": self.meta}
-        # auto keeps what ran if the run is resumed
-        content |= {name: record[name] for name in ("attention", "attention_sha256", "dtype", "compile")}
-        self.checkpoints.save(content, state.val_losses.get(state.iteration, math.inf))
+        with averaged(state.model, state.optimizer):
+            content = {"model": state.model.state_dict(), **checkpoint.model_args(record["model"])}
+            content |= {"optimizer": state.optimizer.state_dict(), "scaler": state.scaler.state_dict()}
+            content |= {"iter_num": state.iteration, "config": record["settings"], "meta": self.meta}
+            # auto keeps what ran if the run is resumed
+            content |= {name: record[name] for name in ("attention", "attention_sha256", "dtype", "compile")}
+            self.checkpoints.save(content, state.val_losses.get(state.iteration, math.inf))
 
     def save_whole_steps(self) -> None:
         """Report and save the steps before one that failed. A step fails if another process or the data is gone."""
@@ -210,7 +214,8 @@ class Run:
         # ranks that share the model need this one until all have the last sample
         stopped_by = () if distributed.is_shared(state.model) else self.stopped_by
         how = (state.model, state.cast, state.clock.device, self.s.seed, stopped_by)
-        return self.prompts.sample(*how) if self.prompts else []
+        with averaged(state.model, state.optimizer):
+            return self.prompts.sample(*how) if self.prompts else []
 
     def sample(self) -> None:
         """Log a sample after each prompt."""

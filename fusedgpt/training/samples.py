@@ -64,9 +64,8 @@ class Prompts:
             # other ranks' logits may differ by a bit, and while one draws on, it needs this rank
             if new[-1] == self.tokenizer.end_of_text and not is_shared(model):
                 break
-        if self.tokenizer.end_of_text in new:
-            new = new[: new.index(self.tokenizer.end_of_text)]
-        return self.tokenizer.decode(new).decode(errors="replace")
+        before_end = list(itertools.takewhile(lambda token: token != self.tokenizer.end_of_text, new))
+        return self.tokenizer.decode(before_end).decode(errors="replace")
 
 
 def prompts(s: Any, meta: dict, ranks: Ranks) -> Prompts | None:

@@ -103,9 +103,8 @@ def test_what_a_prompt_cannot_have_is_named():
     ab = Tokenizer({"tokenizer": "char", "vocab_size": 2, "itos": ["a", "b"]})
     with pytest.raises(UserError, match="the training text has no 'y', 'z': change"):
         ab.encode("abzy")
-    with pytest.raises(UserError, match=r"has no '一', .*, \.\.\.: change") as raised:  # it was 10 kB of characters
+    with pytest.raises(UserError, match=r"has no ('.', ){6}\.\.\.: change"):  # it was 10 kB of characters
         ab.encode("".join(map(chr, range(0x4E00, 0x5800))))
-    assert len(str(raised.value)) < 200
     with pytest.raises(UserError, match=r"the prompt 'a\\udcff' cannot be written in UTF-8: change it"):
         Tokenizer({"tokenizer": "byte", "vocab_size": 256}).encode("a\udcff")
 

@@ -65,6 +65,7 @@ def test_weights_gradients_and_moments_are_sixteen_bytes_over_the_shards():
         found = Memory.of(tiny, run)
         assert (found.weights, found.optimizer) == (4 * N / divided, 8 * N / divided)
     assert Memory.of(tiny, Run(1)).gradients >= 4 * N
+    assert Memory.of(tiny, Run(1, ema_decay=0.999)).optimizer == 12 * N
     groups = Memory.of(tiny, Run(1, 8, gpus=8, parallel="fsdp", shard_size=2))
     assert groups.weights == 2 * N
     muon = Memory.of(tiny, Run(1, 8, gpus=8, parallel="fsdp", optimizer="muon"))  # one running mean for 12 L C² weights

@@ -75,19 +75,19 @@ def optimizer_of(model):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda o: o["state"][0].update(exp_avg=torch.zeros(3)), r"for transformer.wte.weight it has .*\(3,\)"),
-        (lambda o: o["state"][1].update(exp_avg_sq=o["state"][1]["exp_avg_sq"].double()), "float64"),
-        (lambda o: o["state"][2].pop("step"), "for transformer.h.0"),
-        (lambda o: o["state"].clear(), "has state of 0 weights"),
+        (lambda o: o["state"][0].update(exp_avg=torch.zeros(3)), "does not fit the model: a tensor is missing, or"),
+        (lambda o: o["state"][1].update(exp_avg_sq=o["state"][1]["exp_avg_sq"].double()), "does not fit the model"),
+        (lambda o: o["state"][2].pop("step"), "does not fit the model"),
+        (lambda o: o["state"].clear(), "does not fit the model"),
         (lambda o: o["param_groups"].pop(), "weights, and this model.py trains"),
     ],
 )
 def test_optimizer_state_that_does_not_fit_is_refused_before_it_is_used(saved, spoil, message):
     # F5: an exp_avg of three numbers ended in SIGSEGV in AdamW's fused kernel
-    optimizer = optimizer_of(model := GPT.from_checkpoint(saved))
+    optimizer = optimizer_of(GPT.from_checkpoint(saved))
     spoil(saved["optimizer"])
     with pytest.raises(UserError, match=message):
-        checkpoint.restore_optimizer(saved, optimizer, model)
+        checkpoint.restore_optimizer(saved, optimizer)
     assert not optimizer.state
 
 
@@ -95,8 +95,8 @@ def test_what_was_loaded_outlives_its_file(small_run, tmp_path):
     # tensors are mapped from the file
     shutil.copyfile(small_run / "ckpt.pt", tmp_path / "ckpt.pt")
     saved = checkpoint.load(tmp_path / "ckpt.pt")
-    optimizer = optimizer_of(model := GPT.from_checkpoint(saved))
-    checkpoint.restore_optimizer(saved, optimizer, model)
+    optimizer = optimizer_of(GPT.from_checkpoint(saved))
+    checkpoint.restore_optimizer(saved, optimizer)
     del saved
     gc.collect()
     maps = pathlib.Path("/proc/self/maps")
