@@ -18,7 +18,6 @@ from fusedgpt.errors import UserError
 CHUNK = 2**20  # bytes or characters to read at a time
 CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}  # pyarrow's names
 PACKED = (*CODECS, ".xz", ".zip")
-UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 # as browsers read these names: only the second has the quotation marks that texts of the first have
 READ_AS = {"iso8859-1": "cp1252", "ascii": "cp1252", "gb2312": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949"}
 GUESSED = ["cp1252", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1254", "cp1255", "cp1256", "cp874"]
@@ -61,7 +60,7 @@ def encoding_of(path: pathlib.Path, given: str, say: Callable[[str], None]) -> s
     decoder, at, bad = codecs.getincrementaldecoder("utf-8")(), 0, ""
     with unpacked(path) as file:
         head = raw = file.read(CHUNK)
-        if head.startswith(UTF16):
+        if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             return "utf-16"
         try:
             while raw:
@@ -74,7 +73,8 @@ def encoding_of(path: pathlib.Path, given: str, say: Callable[[str], None]) -> s
     if not (bad or zeros):
         return "utf-8-sig"  # with a byte order mark or without
     text = (raw or head).decode(errors="replace")
-    if bad and not zeros and len(re.findall(r"[^\x00-\x7f\ufffd]", text)) > text.count("\N{REPLACEMENT CHARACTER}"):
+    valid, lost = len(re.findall(r"[^\x00-\x7f\ufffd]", text)), text.count("\N{REPLACEMENT CHARACTER}")
+    if bad and (valid > lost or head.startswith(codecs.BOM_UTF8)):
         raise UserError(f"{path} is UTF-8 but for {bad}: mend it")  # whatever it is called
     for pattern, _, name in (each.rpartition(":") for each in given.split(",")):
         if name and (not pattern or path.match(pattern)):

@@ -140,7 +140,6 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path, capsys, name, raw, senten
 
 
 def test_a_data_set_of_the_hub_is_read_file_by_file(tmp_path):
-    # a local folder of the hub's layout
     for n in range(3):
         rows = {"text": [f"document {n} {m}" for m in range(5)], "url": ["x"] * 5}
         parquet.write_table(pyarrow.table(rows), tmp_path / f"train-{n:05}-of-00003.parquet")
@@ -207,9 +206,10 @@ def test_utf8_comes_first_and_each_file_can_have_its_encoding(tmp_path):
     (tmp_path / "b.txt").write_bytes(ENGLISH.encode("cp1252"))  # latin-1 gave U+0093 and U+0094 for its quotation marks
     (tmp_path / "c.txt").write_bytes(RUSSIAN.encode("cp866"))
     assert documents([tmp_path], encoding="c.*:cp866,latin-1") == [GERMAN, ENGLISH, RUSSIAN]
-    (tmp_path / "a.txt").write_bytes(GERMAN.encode() + b"\xff")  # it became mojibake
-    with pytest.raises(UserError, match="is UTF-8 but for byte"):
-        documents([tmp_path / "a.txt"], encoding="cp1252")
+    for raw in (GERMAN.encode() + b"\xff", "\ufeffa".encode() + b"\xff\xff"):  # it became mojibake
+        (tmp_path / "a.txt").write_bytes(raw)
+        with pytest.raises(UserError, match="is UTF-8 but for byte"):
+            documents([tmp_path / "a.txt"], encoding="cp1252")
 
 
 def test_what_is_surely_nothing_else_is_refused(tmp_path):
