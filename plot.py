@@ -165,7 +165,7 @@ def draw_heads(weights: np.ndarray, subtitle: list[str]):
         axes.set_title(f"layer {layer + 1}, head {head + 1}\n{place}{share}", fontsize=7.5)
     counts = collections.Counter(place for place, _ in found.values()).most_common()
     said = ", ".join(f"{place} ({count})" for place, count in counts)
-    title(figure, f"Where {len(found)} heads look: {said}", subtitle)
+    title(figure, f"{len(found)} heads look at: {said}", subtitle)
     return figure
 
 
