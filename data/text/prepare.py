@@ -1,7 +1,7 @@
 """Your own text: plain text, web pages, Word, EPUB, PDF, mail, CSV, JSON, Parquet …, and folders of them.
 
 Each row of a table and each mail is a document, and each other file is one. Files may be packed, as .gz, .zst, .xz,
-.bz2 or .zip. Documents need pip install "fusedgpt[documents]". Without --input, input.txt beside this script is read.
+.bz2 or .zip. Documents need pypandoc-binary and pypdf[crypto]. Without --input, input.txt beside this script is read.
 """
 
 import pathlib

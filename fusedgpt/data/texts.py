@@ -99,7 +99,7 @@ class Files:
             if isinstance(error, UserError):
                 what = str(error)
             elif isinstance(error, ImportError):
-                what = f"{path} needs the package {error.name}: pip install 'fusedgpt[documents]'"
+                what = f"{path} needs the package {error.name}: pip install pypandoc-binary 'pypdf[crypto]'"
             if not self.skip:
                 raise UserError(f"{what}; --skip_unreadable=True goes on without it") from error
             self.say(f"left out: {what}")
