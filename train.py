@@ -238,7 +238,7 @@ def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: L
     batches = loader.batches(start, micro_steps)
     batch = next(batches)
 
-    # time what `auto` leaves open
+    # choose kernel, dtype and compilation: where a setting is auto, attention/choose.py and others time what can run
     logger.status("timing attention and dtype")
     dtype, dropout = resolve_dtype(s.dtype, device), 0.0 if s.eval_only else s.dropout
     cases = Case.of_layers(model.config, s.batch_size, device, dtype, dropout=dropout, backward=not s.eval_only)
