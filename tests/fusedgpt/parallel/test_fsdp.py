@@ -21,7 +21,8 @@ SETTINGS = dict(max_iters=4, dropout=0.1, gradient_accumulation_steps=4, batch_s
 SETTINGS |= dict(eval_interval=2, eval_iters=3, attention="manual")
 SETTINGS |= dict(learning_rate=1e-3)  # small steps: AdamW's first ones magnify rounding
 SHARED, MUON = dict(parallel="fsdp"), dict(optimizer="muon")
-AVERAGED = dict(ema_decay=0.5)  # an evaluation puts other weights into the model, which ranks may have gathered
+# evaluations and samples put other weights into the model, which ranks gather; after samples nothing is saved
+AVERAGED = dict(ema_decay=0.5, sample_interval=2, sample_prompts="a")
 FLOAT32 = dict(dtype="float32")  # Muon's products too
 LESS = dict(recompute="block", loss="chunked")
 
@@ -44,9 +45,10 @@ def resumed(out_dir, world, *args):
 
 def go(out_dir, world, *args):
     if world > 1:
-        ranks(world, "train.py", *args)
+        ranks(world, "train.py", *args, inside=few_tokens)
     else:
-        script("train.py", *args)
+        with few_tokens():
+            script("train.py", *args)
     return out_dir
 
 
@@ -225,8 +227,12 @@ def test_a_signal_to_one_rank_ends_all_with_everything_saved(tmp_path, data):
     assert drawn == sorted({*drawn})  # by all ranks, and written once: a rank that draws alone waits for the others
 
 
+def few_tokens():
+    return mock.patch("fusedgpt.training.samples.NEW_TOKENS", 4)
+
+
 def draw_little():
-    mock.patch("fusedgpt.training.samples.NEW_TOKENS", 4).start()
+    few_tokens().start()
 
 
 def test_what_cannot_be_shared_is_refused(tmp_path, data):
