@@ -15,7 +15,8 @@ from fusedgpt.studies import runner
 from fusedgpt.studies.command import SHARED
 from fusedgpt.studies.design import Design
 
-SECONDS = 10.0  # of turns of a variant with the baseline
+PRECISION = 0.02  # of the ratio of two steps: on a busy machine, ten seconds gave equal code 9 % more iterations
+SECONDS = 60.0  # of turns of a variant with the baseline, if that is not reached
 TURN = 0.3  # seconds; longer if that is less than two steps
 FEWEST, WARM_UP = 10, 5  # laps, and steps before the first
 FOREVER = 10**9
@@ -41,11 +42,10 @@ def measure(plan: Design, names: list[str], roots: runner.Roots, folder: pathlib
         for name in [name for name in names if name != reference]:
             with optional, contextlib.closing(_Training(plan, name, roots, folder)) as other:
                 other.warm_up()
-                laps = _laps({reference: base.turn, name: other.turn})
+                laps, ratio = _compared(reference, base, name, other)
                 of_base += laps.of(reference)
-                ratio = turns.ratio(laps.ms, reference, name)
                 found[name] = dict(times=ratio.times, low=ratio.low, high=ratio.high)
-        of_base = of_base or _laps({reference: base.turn}).of(reference)
+        of_base = of_base or _compared(reference, base, reference, base)[0].of(reference)
     if not of_base:
         return {}
     # one time of the reference for all, so that a minute in which the machine is slow lengthens the step of none alone
@@ -53,13 +53,15 @@ def measure(plan: Design, names: list[str], roots: runner.Roots, folder: pathlib
     return {reference: dict(ms=ms)} | {name: dict(ms=ms * each["times"], **each) for name, each in found.items()}
 
 
-def _laps(contenders):
-    laps, end = turns.Laps(contenders), time.monotonic() + SECONDS
-    while len(laps.ms) < FEWEST or time.monotonic() < end:
+def _compared(reference, base, name, other):
+    """Laps of two trainings, and how many times the time of `base` a step of `other` takes."""
+    laps, ratio, end = turns.Laps({reference: base.turn, name: other.turn}), None, time.monotonic() + SECONDS
+    while len(laps.ms) < FEWEST or (ratio.precision > PRECISION and time.monotonic() < end):
         laps.run(TURN)
         if laps.failed:
             raise next(iter(laps.failed.values()))
-    return laps
+        ratio = turns.ratio(laps.ms, reference, name)
+    return laps, ratio
 
 
 class _Training:
