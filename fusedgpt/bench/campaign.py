@@ -61,7 +61,7 @@ _MODEL = ("--n_layer=1", "--n_head=2", "--n_embd=32", "--compile=False")
 TINY = {  # flags of a rehearsal on a CPU
     "ladder": [*_MODEL, "--block_size=32", "--batch_size=1", "--seconds=1"],
     "peers": [*_MODEL, "--block_size=64", "--new_tokens=8", "--seconds=1"],
-    "max_batch": [*_MODEL, "--block_size=2048", "--memory_gb=0.5", "--only=manual"],
+    "max_batch": [*_MODEL, "--block_size=2048", "--memory_gb=1", "--only=manual"],
     "sweep": ["--heads=2x8", "--lengths=16,32", "--seconds=1"],
     "numerics": [],
     "prefill": ["--models=gpt2", "--lengths=16", "--seconds=1"],
