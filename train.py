@@ -42,7 +42,7 @@ from fusedgpt.machine.signals import catch_signals
 from fusedgpt.parallel import distributed
 from fusedgpt.runs import budget, checkpoint, resume, run_folder
 from fusedgpt.runs.logger import Logger
-from fusedgpt.runs.progress import is_reported, reading_line, run_record, schedule_lines, settings_lines
+from fusedgpt.runs.progress import is_reported, reading_line, run_record, settings_lines
 from fusedgpt.runs.run import Run, TrainState
 from fusedgpt.runs.run_folder import Checkpoints
 from fusedgpt.training import evaluation, samples, tuning
@@ -321,8 +321,7 @@ def main(s: Settings) -> None:
         step = functools.partial(train_step, run.state, run.s, run.micro_steps)
         budget.settle(run, step, began)
         if run.s.init_from != "resume" and not s.eval_only:
-            for line in [reading_line(run.s, len(run.loader.files["train"])), *schedule_lines(run.s)]:
-                logger.say(line)
+            logger.say(reading_line(run.s, len(run.loader.files["train"])))
         memory.reset_peak_memory(device)  # compilation, the rehearsal and the timing are over
         gc.collect()
         gc.freeze()  # freeze long-lived objects so that garbage collection does not stall a step

@@ -16,9 +16,10 @@ from fusedgpt.runs.progress import Cost
 from fusedgpt.runs.resume import SETTLED
 from fusedgpt.settings import Settings
 
-# time steps, and then evaluations, for this share of the minutes: a few steps would tell the load of a moment
+# time steps for this share of the minutes: a few steps would tell the load of a moment
 SHARE = 0.03
 LONGEST_S = 20.0  # and no longer than this
+EVALUATED = 4  # batches of each split that tell how long an evaluation takes
 MOST_ITERATIONS = 10**9
 TOO_LONG = 1.5  # a run that would take so many times the rest of its minutes is shortened
 
@@ -93,9 +94,9 @@ def undone(run: Any) -> Iterator[None]:
 
 
 def _measured(run, step, seconds):
-    """The Cost of a run, by as many steps as take `seconds`, and a part of an evaluation as long."""
+    """The Cost of a run, by as many steps as take `seconds`, and a part of an evaluation."""
     step_ms = _step_ms(run, step, seconds)
-    evaluation_s, began = _evaluation_s(run, seconds), time.perf_counter()
+    evaluation_s, began = _evaluation_s(run), time.perf_counter()
     with contextlib.suppress(UserError):  # a few steps may be enough to diverge, and then there is no sample
         run.draw()
     return Cost.of(step_ms, evaluation_s, time.perf_counter() - began)
@@ -118,17 +119,10 @@ def _step_ms(run, step, seconds):
     return first + make(more)  # all ranks make the same steps, because they wait for each other
 
 
-def _evaluation_s(run, seconds):
-    """Seconds of an evaluation, by a part of it: one batch of each split, or as many as take `seconds`."""
+def _evaluation_s(run):
+    """Seconds of an evaluation, by a few batches of each split."""
     batches, windows = run.loader.evaluation_batches, run.s.eval_iters * run.s.batch_size
-
-    def per_batch(windows):
-        began = time.perf_counter()
-        run.losses(windows)
-        return (time.perf_counter() - began) / max(1, batches(windows))
-
-    each = per_batch(run.s.batch_size)
-    more = run.ranks.broadcast(int(seconds / each / 2))  # batches of each split
-    if more > 1:
-        each = per_batch(min(more * run.s.batch_size * run.ranks.world, windows or math.inf))
-    return each * batches(windows)
+    few = min(EVALUATED * run.s.batch_size * run.ranks.world, windows or math.inf)
+    began = time.perf_counter()
+    run.losses(few)
+    return (time.perf_counter() - began) * batches(windows) / max(1, batches(few))

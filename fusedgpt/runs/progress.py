@@ -16,12 +16,10 @@ from fusedgpt.runs.metrics import number
 from fusedgpt.settings import Settings
 from fusedgpt.terminal import in_words
 from fusedgpt.training import tuning
-from fusedgpt.training.optimizer import learning_rate
 
 STEPS_OF_AN_ESTIMATE = 6  # steps after which the run says how long it will take
 RECENT = 100  # steps that tell how long a step takes; of fewer, the later half
 OVERFITS = 0.01  # a validation loss that rose by this share, while the training loss fell by as much, is said
-HIGH_END = 0.05  # a learning rate that ends further than this share of its peak above min_lr is said
 
 
 def settings_lines(s: Settings) -> list[str]:
@@ -58,16 +56,6 @@ def lesson(evaluations: list[dict]) -> list[str]:
             " lowest loss, and sample.py takes it"
         )
     return [said]
-
-
-def schedule_lines(s: Settings) -> list[str]:
-    """What a run is told if its schedule does not end with it, so that its last step has a high learning rate."""
-    end, peak = learning_rate(s.max_iters - 1, s), s.learning_rate  # of the last step
-    early = s.decay_lr and s.schedule != "constant" and s.max_iters < s.lr_decay_iters
-    if not early or end - s.min_lr <= HIGH_END * peak:
-        return []
-    how = f"--lr_decay_iters={s.max_iters} ends the schedule with the run"
-    return [f"the learning rate ends at {100 * end / peak:.0f} % of its peak: {how}"]
 
 
 def run_record(s: Settings, model: Any, device, ranks: distributed.Ranks, chosen: tuning.Settled, **seen) -> dict:

@@ -41,17 +41,13 @@ def explain(
         except Exception as error:
             if not out_of_memory(error):
                 raise
-            found = "there is not enough memory to repeat the step and find the tensor"
-            break
+            tensors = "a tensor that is not known, because memory does not suffice to repeat the step"
         if tensors:
             starts = ", ".join(map(str, loader.starts(iteration, micro_step)))
             found = f"first in {tensors}, in micro-step {micro_step}, whose windows begin at tokens {starts} of train"
             break
     found = next((each for each in ranks.gather(found) if each), None)
-    return found or (
-        "not seen again when the step is repeated eagerly with the present weights: suspect the compiled kernels or the"
-        " device; --log_interval=1 repeats a step at once"
-    )
+    return found or "not seen again when the step is repeated eagerly: suspect the compiled kernels or the device"
 
 
 def first_tensors(model: nn.Module, x: Tensor, y: Tensor, cast: AbstractContextManager) -> str | None:

@@ -25,27 +25,8 @@ def test_a_pipe_gets_whole_lines_and_no_bar(tmp_path, data):
     assert "block_size=16, n_layer=2" in text and "beta1" not in text  # only what is not the default
     assert "sample_prompts='def \\n'" in text  # a line end would look like another line
     assert progress.settings_lines(Settings()) == ["settings other than the defaults:", "  none"]
-    assert done.stdout.count("the learning rate ends at ") == 1
     assert "\r" not in done.stdout and done.stderr == ""
     assert sum("estimate: " in line for line in said) == 1  # after a few steps, even if none of them has a line
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        (dict(lr_decay_iters=40), None),
-        (dict(lr_decay_iters=41), None),  # it ends within 5 % of its peak above min_lr
-        (dict(), "ends at 72 % of its peak: --lr_decay_iters=40 ends the schedule with the run"),
-        (dict(schedule="wsd"), "the learning rate ends at 100 % of its peak"),
-        (dict(schedule="constant"), None),
-        (dict(decay_lr=False), None),
-    ],
-    ids=str,
-)
-def test_a_schedule_that_does_not_end_with_the_run_is_said(tmp_path, data, settings, said):
-    # a lower --max_iters than a config file's ended at the full rate, and nothing said so
-    lines = progress.schedule_lines(small(tmp_path, data, **dict(max_iters=40, min_lr=1e-3) | settings))
-    assert len(lines) == (said is not None) and (said or "") in "".join(lines)
 
 
 def test_a_run_says_how_often_it_reads_its_text():
