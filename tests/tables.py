@@ -25,7 +25,8 @@ def contenders(folder: str, others: dict[str, dict[str, str]] | None = None) -> 
     for result in rows.results(rows.read(RESULTS / folder / "rows.jsonl")[1]):
         found = [name for name in result.measured if result.ms(name)]
         cells = [[f"`{name}`", *_times(result, name), *(c.get(name, "") for c in more.values())] for name in found]
-        print(*report.markdown(["", "ms", f"times as fast as `{result.baseline}`", *more], cells), sep="\n")
+        head = [", ".join(map(str, result.of.values())), "ms", f"times as fast as `{result.baseline}`", *more]
+        print(*report.markdown(head, cells), sep="\n", end="\n" * (1 + bool(result.of)))
 
 
 def _times(result, name):
