@@ -83,5 +83,5 @@ def test_a_pdf_is_the_text_of_its_pages(tmp_path):
 def test_a_missing_package_is_named(tmp_path, monkeypatch, name, package):
     monkeypatch.setitem(sys.modules, package, None)
     (tmp_path / name).write_bytes(b"x")
-    with pytest.raises(UserError, match=rf"needs the package {package}: pip install 'fusedgpt\[documents\]'"):
+    with pytest.raises(UserError, match=rf"needs the package {package}: pip install pypandoc-binary 'pypdf\[crypto\]'"):
         read([tmp_path / name])
