@@ -155,8 +155,7 @@ class Tokenizer:
             return np.frombuffer(text.encode(), np.uint8)
         if self.kind == "char":
             if unknown := set(text) - self._id_of.keys():
-                names = shown(sorted(unknown)).strip("[]")
-                raise UserError(f"the training text has no {names}: change the prompt")
+                raise UserError(f"the training text has no {shown(sorted(unknown)).strip('[]')}: change the prompt")
             return np.fromiter(map(self._id_of.get, text), np.int64, len(text))
         if self.kind == "json":
             with fails_as(f"tokenizer_json cannot tokenize {shown(text)}; change the text, or take another tokenizer"):

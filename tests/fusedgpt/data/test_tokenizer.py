@@ -100,11 +100,8 @@ def texts_that_meet_all_alternatives():
 
 
 def test_what_a_prompt_cannot_have_is_named():
-    ab = Tokenizer({"tokenizer": "char", "vocab_size": 2, "itos": ["a", "b"]})
-    with pytest.raises(UserError, match="the training text has no 'y', 'z': change"):
-        ab.encode("abzy")
-    with pytest.raises(UserError, match=r"has no ('.', ){6}\.\.\.: change"):  # it was 10 kB of characters
-        ab.encode("".join(map(chr, range(0x4E00, 0x5800))))
+    with pytest.raises(UserError, match=r"text has no 'c', ('.', ){5}\.\.\.: change"):  # all were 10 kB of characters
+        Tokenizer({"tokenizer": "char", "vocab_size": 2, "itos": ["a", "b"]}).encode("".join(map(chr, range(97, 999))))
     with pytest.raises(UserError, match=r"the prompt 'a\\udcff' cannot be written in UTF-8: change it"):
         Tokenizer({"tokenizer": "byte", "vocab_size": 256}).encode("a\udcff")
 
