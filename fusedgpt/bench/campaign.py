@@ -150,8 +150,7 @@ def _running(name, command, log=None):
 
 def _wait(process, name, seconds):
     """Wait for a process; says how it ended, unless it ended well."""
-    began = time.monotonic()
-    how = "is ended at its limit"
+    began, how = time.monotonic(), "is ended at its limit"
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
         how = f"ended with status {process.returncode}"

@@ -20,18 +20,16 @@ STYLE |= {"axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.3}
 
 
 class Drawn(NamedTuple):
-    """A figure: the name of its files, what it shows in a sentence, and the function that draws it."""
+    """A figure: the name of its files, its finding in a sentence, its results, and the function that draws it."""
 
     name: str
     finding: str
+    results: list[Result]
     draw: Callable[[], Any]
 
 
-def save(drawn: Iterable[Drawn], folder: pathlib.Path, about: list[str], form: str) -> list[pathlib.Path]:
-    """Save figures as NAME.png and NAME.`form` in `folder`; returns all paths.
-
-    Above each stand its finding and the paragraphs `about` the measurement.
-    """
+def save(drawn: Iterable[Drawn], folder: pathlib.Path, about: Callable, form: str) -> list[pathlib.Path]:
+    """Save figures as NAME.png and NAME.`form`, titled with their finding and `about(results)`; returns all paths."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -39,7 +37,7 @@ def save(drawn: Iterable[Drawn], folder: pathlib.Path, about: list[str], form: s
     with matplotlib.rc_context(STYLE):
         for each in drawn:
             figure = each.draw()
-            style.title(figure, each.finding, about)
+            style.title(figure, each.finding, about(each.results))
             for suffix in ("png", form):
                 paths.append(folder / f"{each.name}.{suffix}")
                 with atomic(paths[-1]) as file:

@@ -28,6 +28,7 @@ class Shown:
 
     headline: kernels or projects in the title, each by its fastest contender; if none was measured, the fastest of all.
     columns: (result, contender) -> more columns of its line.
+    own: {value in `of`: what a comparison was of, if it did not have the sizes of the settings}
     """
 
     what: str
@@ -35,6 +36,7 @@ class Shown:
     headline: tuple[str, ...] = ()
     columns: Callable[[Result, str], dict[str, str]] = lambda result, name: {}
     notes: Callable[[list[Result]], list[str]] = lambda results: []
+    own: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def write(folder: pathlib.Path, shown: Shown, form: str = "svg") -> list[pathlib.Path]:
@@ -45,8 +47,7 @@ def write(folder: pathlib.Path, shown: Shown, form: str = "svg") -> list[pathlib
     header, lines = rows.read(folder / "rows.jsonl")
     results = rows.results(lines)
     drawn = _ratios(header["benchmark"], results, shown)
-    about = [_subject(header, shown, results), machine(header, results)]
-    paths = figures.save(drawn, folder, about, form)
+    paths = figures.save(drawn, folder, lambda of: [_subject(header, shown, of), machine(header, of)], form)
     text = [*_heading(header, results), *(f"- **{each.finding}.**" for each in drawn), ""]
     text += [*tables(results, shown), *(f"![{each.name}]({each.name}.png)\n" for each in drawn)]
     how = [HOW] if any(result.laps for result in results) else []
@@ -60,19 +61,19 @@ def _ratios(name: str, results: list[Result], shown: Shown) -> list[figures.Draw
     """The figures of ratios: one over all lengths, or else one for each comparison."""
     timed = [result for result in results if result.laps]
     if timed and "T" in timed[0].of:
-        return [figures.Drawn(name, finding_over_lengths(timed, shown), lambda: figures.lines(timed))]
+        return [figures.Drawn(name, finding_over_lengths(timed, shown), results, lambda: figures.lines(timed))]
     names = ["-".join([name, *map(str, result.of.values())]) for result in timed]
     return [
-        figures.Drawn(each, finding(result, shown), lambda result=result: figures.bars(result))
+        figures.Drawn(each, finding(result, shown), [result], lambda result=result: figures.bars(result))
         for each, result in zip(names, timed)
     ]
 
 
 def _subject(header: dict, shown: Shown, results: list[Result]) -> str:
     """What was measured, with its sizes and the settings that are not the defaults; whose results were wrong."""
-    settings = header["settings"]
-    named = dict.fromkeys([*(name for name in SIZES if name in settings), *header.get("set", ())])
-    said = ", ".join([shown.what, *(f"{name} {settings[name]}" for name in named)])
+    settings, own = header["settings"], [shown.own[each] for each in results[0].of.values() if each in shown.own]
+    named = dict.fromkeys([*(name for name in SIZES if name in settings and not own), *header.get("set", ())])
+    said = ", ".join([*(own or [shown.what]), *(f"{name} {settings[name]}" for name in named)])
     lines = [item for result in results for item in result.contenders.items()]
     wrong = dict.fromkeys(name for name, line in lines if line["status"] == "parity failed")
     return f"{said}; parity failed: {', '.join(wrong)}" if wrong else said

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fusedgpt.bench import figures, report
+from fusedgpt.bench import figures, peers, report
 from fusedgpt.bench.report import Shown
 from tests.fusedgpt.bench.small import result
 
@@ -55,6 +55,8 @@ def test_a_figure_names_who_failed_parity():
     header = {"settings": {"n_layer": 2}, "set": []}
     assert report._subject(header, shown(), made).endswith("n_layer 2; parity failed: flex")
     assert "parity" not in report._subject(header, shown(), [result(FASTER, cudnn=REFUSED)])
+    # a figure of nanoGPT's recipe, of 4 layers, had the sizes of GPT-2 124M
+    assert "n_layer" not in report._subject(header | {"set": []}, peers.SHOWN, [result(FASTER, of={"part": "recipe"})])
 
 
 @pytest.mark.usefixtures("drawn")
