@@ -18,6 +18,7 @@ Runs with different tokenizers are drawn in bits per byte, because their losses 
 """
 
 import collections
+import hashlib
 import math
 import os
 import pathlib
@@ -39,7 +40,7 @@ SKIPPED = 8  # the first queries of a map, which see so few keys that each gets 
 MARGIN = 0.25  # a distance is named if a head prefers it by more than this share of its attention
 MAPS = f"""Each row is a token that looks back, each column one that it sees; darker is more. A distance is named
 if it gets {MARGIN:.0%} of a row more than if all earlier tokens got the same, on average without the first rows."""
-NAMED = 3  # runs that the name of their figure has; of more, it says how many
+LONGEST_NAME = 100  # bytes of a figure's file name that its runs take at most; file systems allow 255 in all
 
 
 def finding(runs: list[Run], y: str) -> str:
@@ -192,8 +193,10 @@ def joined(runs: list[Run]) -> str:
     """The name of a file about several runs: their paths, because runs in two folders may have the same name."""
     paths = [os.path.relpath(run.folder).replace(f"..{os.sep}", "") for run in runs]
     names = [re.sub(r"[:/\\]+", "-", path).lstrip("-") for path in paths]
-    more = [f"{len(names) - NAMED} others"] * (len(names) > NAMED)  # a file's name has at most 255 bytes
-    return "+".join(names[:NAMED] + more)
+    name = "+".join(names)
+    if len(os.fsencode(name)) <= LONGEST_NAME:
+        return name
+    return f"{len(runs)} runs {hashlib.sha256(os.fsencode(name)).hexdigest()[:8]}"  # other runs get another file
 
 
 def targets(runs: list[Run], y: str | None, out: str | None) -> dict[pathlib.Path, str | None]:

@@ -58,15 +58,18 @@ def test_a_run_gets_its_curves_and_its_loss(small_run, tmp_path):
 
 
 def test_several_runs_never_overwrite_the_figure_of_another(tmp_path, monkeypatch):
-    # the figure used to be loss.png in the folder of the first
+    # the figure used to be loss.png in the folder of the first; of many runs, others had the same file
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a").mkdir()
     runs = [some_run(tmp_path / name) for name in ("a/run", "b", "c")]
     files = [next(iter(plot.targets(each, "loss", None))) for each in (runs[:2], runs[1:], runs)]
     assert [str(file) for file in files] == ["a-run+b-loss.png", "b+c-loss.png", "a-run+b+c-loss.png"]
     assert plot.targets(runs[:1], "lr", None) == {tmp_path / "a" / "run" / "lr.png": "lr"}
-    (name,) = plot.targets(runs * 20, None, None)  # of all of them, no file system would take it
-    assert str(name) == "a-run+b+c+57 others-curves.png"
+    (name,), (other,) = (plot.targets([*runs * 20, last], None, None) for last in runs[:2])
+    assert re.fullmatch(r"61 runs [0-9a-f]{8}-curves\.png", str(name)) and other != name
+    # 100 characters were allowed, and of some scripts these are 300 or 400 bytes
+    (name,) = plot.targets([some_run(pathlib.Path("語" * 85)), runs[1]], None, None)
+    assert re.fullmatch(r"2 runs [0-9a-f]{8}-curves\.png", str(name))
 
 
 def test_runs_of_the_same_name_are_told_apart(tmp_path, monkeypatch):
