@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from fusedgpt.errors import UserError
 
-CHUNK = 2**20  # bytes or characters to read at a time
+CHUNK = 2**18  # bytes or characters to read at a time: preparing 200 MB takes 5 % longer with 2**20
 CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}  # pyarrow's names
 PACKED = (*CODECS, ".xz", ".zip")
 # as browsers read these names: only the second has the quotation marks that texts of the first have

@@ -42,7 +42,7 @@ ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>")  # names of the end-of-text toke
 
 def pieces(fragments: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, int | None]]:
     """Documents in pieces of about PIECE characters; with the last of each, a hash of its text. Tokens stay."""
-    text, digest = "", hashlib.blake2b(digest_size=8)
+    text, digest = "", hashlib.sha256()
     for fragment, last in fragments:
         digest.update(fragment.encode())
         text += fragment
@@ -52,8 +52,8 @@ def pieces(fragments: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, int | N
             start = end
         text = text[start:]
         if last:
-            yield text, int.from_bytes(digest.digest(), "little")
-            text, digest = "", hashlib.blake2b(digest_size=8)
+            yield text, int.from_bytes(digest.digest()[:8], "little")
+            text, digest = "", hashlib.sha256()
 
 
 def _place_to_cut(text, start):
