@@ -25,8 +25,8 @@ def shown(value: Any) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, without the full stop; empty if it has no message."""
-    return str(error).strip().partition("\n")[0].rstrip(". \r")
+    """The first line of an exception's message, at most 300 characters of it, without the full stop."""
+    return str(error).strip().partition("\n")[0][:300].rstrip(". \r")
 
 
 def is_panic(error: BaseException) -> bool:

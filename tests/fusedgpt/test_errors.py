@@ -69,3 +69,4 @@ def test_anything_can_be_shown():
     assert [shown(v) for v in ("a", [[[[[]]]]])] == ["'a'", "[[[[...]]]]"]
     assert all(len(shown(v)) <= 201 for v in ("x" * 10**6, [["x" * 100] * 9] * 9))
     assert first_line(UserError("")) == "" and first_line(UserError("one.\ntwo")) == "one"
+    assert len(first_line(UserError("x" * 10_000))) == 300  # zipfile quotes 10 kB of a damaged name
