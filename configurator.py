@@ -138,10 +138,9 @@ def _assignments(file, settings):
         near = difflib.get_close_matches(pathlib.Path(file).stem, ours, n=1)
         if near and not os.path.exists(file):
             raise UserError(f"there is no config file {file}: did you mean {ours[near[0]]}?")
-        raise UserError(
-            f"there is no config file {file}: config files are NAME.py, with lines like batch_size = 8, and flags are"
-            " written --name=value, as in --init_from=resume --out_dir=FOLDER to train a run on"
-        )
+        files = "config files are NAME.py, with lines like batch_size = 8"
+        flags = "flags are written --name=value, as in --init_from=resume --out_dir=FOLDER to train a run on"
+        raise UserError(f"there is no config file {file}: {files}, and {flags}")
     names = _Assigned(vars(settings) | LENT | {"__name__": "<config file>", "__file__": file})
     try:
         exec(compile(pathlib.Path(file).read_bytes(), file, "exec"), names)

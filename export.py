@@ -74,10 +74,6 @@ print(generate("The", do_sample=True, top_k=200)[0]["generated_text"])
 python sample.py --out_dir=FOLDER
 ```""",
 }
-NANOGPTS_ACTIVATION = (
-    "a nanoGPT checkpoint does not name its activation: it is exported with the exact GELU, nanoGPT's since May 2023."
-    " For an older one, set activation_function to gelu_new in the config.json of --format=hf"
-)
 SAME = 2e-4  # of the largest logit: what rounding in another order may change
 
 
@@ -130,7 +126,7 @@ def main(out_dir: str | os.PathLike, folder: str | os.PathLike, format="hf") -> 
         card = model_card(out_dir, saved, meta, model, family, format)
         (new / exported.CARD).write_text(card, encoding="utf-8")
     if checkpoint.is_nanogpts(saved):
-        print(NANOGPTS_ACTIVATION)
+        print(checkpoint.NANOGPTS_ACTIVATION)
     use = USE[format].replace("PATH_OR_HUB_ID", str(folder)).replace("FOLDER", str(folder))
     print(f"wrote {folder}. {use.replace('DATA', data_of(saved))}")
 
@@ -145,11 +141,10 @@ def require_same_logits(model, theirs):
         ours, other = model.eval()(ids, ids)[0][..., : c.vocab_size], theirs.eval()(ids).logits
     gap = (ours - other).abs().max()
     if not gap <= SAME * ours.abs().max():
-        raise UserError(
-            f"the logits of {families.FAMILIES[theirs.config.model_type].title} in transformers differ from those of"
-            f" this model by up to {gap:.2g}: model.py computes something that it does not, so no other program would"
-            " compute this model"
-        )
+        title = families.FAMILIES[theirs.config.model_type].title
+        why = "model.py computes something that it does not, so no other program would compute this model"
+        what = f"the logits of {title} in transformers differ from those of this model by up to {gap:.2g}"
+        raise UserError(f"{what}: {why}")
 
 
 def write_hf(folder, model, theirs, meta, saved):
@@ -179,10 +174,8 @@ def write_nanogpt(folder, model, theirs, meta, saved):
     if meta is not None and (ids := nanogpt.characters(meta)):
         (folder / "meta.pkl").write_bytes(pickle.dumps(ids))
     if model.config.activation != nanogpt.ACTIVATION:
-        print(
-            f"nanoGPT computes activation={nanogpt.ACTIVATION}, and this model was trained with"
-            f" {model.config.activation}: its logits and texts may differ"
-        )
+        trained = f"this model was trained with {model.config.activation}: its logits and texts may differ"
+        print(f"nanoGPT computes activation={nanogpt.ACTIVATION}, and {trained}")
 
 
 WRITE = {"hf": write_hf, "nanogpt": write_nanogpt}

@@ -133,13 +133,11 @@ def read_prompt(text: str, tokenizer: Tokenizer) -> tuple[str, list[int]]:
 
 def report(engine: engines.Engine, s: Settings, drawn: int, first: float, rest: float, device: torch.device) -> str:
     """What ends the output: tokens/s, time to the first token, attention kernel, dtypes and why."""
-    total = s.num_samples * drawn
+    total, seconds = s.num_samples * drawn, first + rest
     prefill, one = map(dtype_name, engine.dtypes)
-    speed = (
-        f"{s.num_samples} x {drawn} tokens in {first + rest:.1f} s: {total / (first + rest):,.1f} tokens/s, the first"
-        f" after {first:.2f} s (attention {engine.config.attention}, prefill {prefill}, decode {one}, {device})"
-    )
-    return f"{speed}\n{engine.chosen}".rstrip()
+    speed = f"{s.num_samples} x {drawn} tokens in {seconds:.1f} s: {total / seconds:,.1f} tokens/s"
+    how = f"attention {engine.config.attention}, prefill {prefill}, decode {one}, {device}"
+    return f"{speed}, the first after {first:.2f} s ({how})\n{engine.chosen}".rstrip()
 
 
 def draw(

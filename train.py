@@ -186,7 +186,7 @@ def build_model(s: Settings, meta: dict, saved: dict | None, ranks, device: torc
     fit = dict(batch_size=s.batch_size, device=device, dtype=resolve_dtype(s.dtype, device), backward=not s.eval_only)
     estimate_memory = functools.partial(fits.check_run, s, ranks.world, say, **fit)
     changes = {"dropout": s.dropout, "loss": s.loss, "recompute": s.recompute, "document_start": None}
-    if s.packed:
+    if s.mask == "document":
         changes["document_start"] = dataset.separator(meta, s.dataset)
     if s.activation:
         changes["activation"] = s.activation

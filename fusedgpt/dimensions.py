@@ -112,8 +112,7 @@ class GPTConfig(Dimensions):
     activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"  # gelu is nanoGPT's since May 2023
     attention: str = "sdpa"  # a kernel, or path/to/file.py:function; changes no weight
     loss: Literal[*LOSSES] = "whole"  # chunked: if logits=False, an eighth of the logits at a time; changes no weight
-    # activation checkpointing (arXiv:1604.06174); changes no result. attention: the backward computes attention's inner
-    # tensors again; block: it computes all of a block again from the block's input
+    # activation checkpointing (arXiv:1604.06174) of the inside of attention, or of each block; changes no result
     recompute: Literal[*RECOMPUTE] = "none"
     # attention within documents: this id begins a document, whose tokens see none of earlier documents; None: off
     document_start: int | None = None
@@ -130,9 +129,8 @@ class GPTConfig(Dimensions):
             if name.startswith("rope_") and value != field.default and self.position != "rotary":
                 raise UserError(f"{name}={value} has no effect with learned positions: set position=rotary too")
         if self.head_size is None and self.n_embd % self.n_head:
-            raise UserError(
-                f"n_embd={self.n_embd} cannot be split over n_head={self.n_head}: make it a multiple, or set head_size"
-            )
+            how = "make it a multiple, or set head_size"
+            raise UserError(f"n_embd={self.n_embd} cannot be split over n_head={self.n_head}: {how}")
         if self.n_head % self.kv_heads:
             raise UserError(f"n_head={self.n_head} cannot be split over n_kv_head={self.n_kv_head}: make it a multiple")
         if self.position == "rotary" and (self.rotated % 2 or not 0 < self.rotated <= self.head_channels):

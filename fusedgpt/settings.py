@@ -90,11 +90,6 @@ class Settings(Dimensions):
     deterministic: bool = False  # use only deterministic kernels and operations
     check_interval: int = 100  # iterations between comparisons of the weights of all ranks
 
-    @property
-    def packed(self) -> bool:
-        """Whether a sequence may hold several documents, and attention stays within each."""
-        return self.mask == "document"
-
 
 def validate(s: Settings) -> None:
     """Raise UserError for a value that no run can have, or for dimensions that do not fit together."""
@@ -109,9 +104,8 @@ def validate(s: Settings) -> None:
         if not 0 <= getattr(s, name) < 1:
             raise UserError(f"{name}={getattr(s, name)} must be from 0 to just under 1")
     if s.decay_lr and s.schedule != "constant" and s.min_lr > s.learning_rate:
-        raise UserError(
-            f"min_lr={s.min_lr:g} is above learning_rate={s.learning_rate:g}: give --min_lr={s.learning_rate / 10:g}"
-        )
+        how = f"give --min_lr={s.learning_rate / 10:g}"
+        raise UserError(f"min_lr={s.min_lr:g} is above learning_rate={s.learning_rate:g}: {how}")
     if s.shard_size and s.parallel != "fsdp":
         raise UserError(f"shard_size={s.shard_size} needs --parallel=fsdp: give that, or --shard_size=None")
     check_name(s.attention, "auto")
@@ -127,10 +121,8 @@ def require_learning(s: Settings) -> None:
     """Raise UserError if the schedule reaches a learning rate of 0 before the run ends."""
     ends = s.decay_lr and s.schedule != "constant" and s.minutes is None and not s.eval_only
     if ends and s.min_lr == 0 and s.lr_decay_iters < s.max_iters:
-        raise UserError(
-            f"the learning rate is 0 from iteration lr_decay_iters={s.lr_decay_iters} on, so nothing more would be"
-            f" learnt until max_iters={s.max_iters}: give --lr_decay_iters={s.max_iters}, or a --min_lr above 0"
-        )
+        what = f"nothing is learnt from lr_decay_iters={s.lr_decay_iters} to max_iters={s.max_iters} at a rate of 0"
+        raise UserError(f"{what}: give --lr_decay_iters={s.max_iters}, or a --min_lr above 0")
 
 
 def as_built(s: Settings, config: GPTConfig, say: Callable[[str], None]) -> Settings:

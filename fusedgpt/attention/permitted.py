@@ -28,10 +28,9 @@ def require(name: str, case: Case, compiled: bool = False) -> None:
     if reason := refusal(name, case) or wrong(name, case, compiled):
         others = [other for other in KERNELS if other != name and not refusal(other, case)]
         doing = "train" if case.backward else "run"
-        raise UserError(
-            f"attention='{name}' cannot {doing} on {case.device.type} in {dtype_name(case.dtype)}"
-            f" with dropout {case.dropout:g}: {reason}. Here --attention can be {', '.join(others)} or auto."
-        )
+        there = f"on {case.device.type} in {dtype_name(case.dtype)} with dropout {case.dropout:g}"
+        how = f"Here --attention can be {', '.join(others)} or auto."
+        raise UserError(f"attention='{name}' cannot {doing} {there}: {reason}. {how}")
 
 
 @tf32(allowed=False)  # TF32 would round float32 in every kernel

@@ -81,10 +81,8 @@ def folder(s: Settings, device: torch.device) -> pathlib.Path:
     if home.INSTALLED:
         raise UserError("bench.py gpu also runs tests, which an installed package does not have: run it in a clone")
     if device.type != "cuda" and not s.rehearse:
-        raise UserError(
-            f"there is no GPU to measure: PyTorch {torch.__version__} finds {device.type} only. Install a PyTorch with"
-            " CUDA or ROCm, or try every step at tiny sizes with --rehearse=True"
-        )
+        how = "Install a PyTorch with CUDA or ROCm, or try every step at tiny sizes with --rehearse=True"
+        raise UserError(f"there is no GPU to measure: PyTorch {torch.__version__} finds {device.type} only. {how}")
     return pathlib.Path(s.results or ("out-rehearsal" if s.rehearse else ROOT / "results" / short_name(device)))
 
 

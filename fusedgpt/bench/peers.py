@@ -72,10 +72,8 @@ def comparisons(s: Settings, device: torch.device) -> list[Comparison]:
         if s.nanogpt and not pathlib.Path(s.nanogpt, name).is_file():
             raise UserError(f"nanogpt={s.nanogpt!r} has no {name}: name the folder of a clone of nanoGPT")
     if min(s.prompt_tokens, s.new_tokens) < 2 or s.prompt_tokens + s.new_tokens > s.block_size:
-        raise UserError(
-            f"prompt_tokens={s.prompt_tokens} and new_tokens={s.new_tokens} must be 2 or more, and together at most"
-            f" block_size={s.block_size}"
-        )
+        what = f"prompt_tokens={s.prompt_tokens} and new_tokens={s.new_tokens}"
+        raise UserError(f"{what} must be 2 or more, and together at most block_size={s.block_size}")
     # `ours` is the same. A trial of the compiler here could hang this process at its end (pytorch/pytorch#162199)
     left_out = ["ours, compiled" if asks_to_compile(s.compile, device) else "ours, eager"]
     parts = {part: [peer for peer in peers if peer not in left_out] for part, peers in PARTS.items()}

@@ -51,10 +51,8 @@ def answer(s, say: Callable[[str], None]) -> None:
 def config_of(s) -> GPTConfig:
     """The model that the settings describe. Raises UserError if they leave it to weights or data."""
     if s.init_from not in ("scratch", "auto"):
-        raise UserError(
-            f"init_from={s.init_from}: a plan reads no weights; give --init_from=scratch, with their --n_layer,"
-            " --n_head and --n_embd"
-        )
+        how = "give --init_from=scratch, with their --n_layer, --n_head and --n_embd"
+        raise UserError(f"init_from={s.init_from}: a plan reads no weights; {how}")
     if s.vocab_size is None:
         raise UserError("vocab_size=None: a plan reads no data; give its number of ids, such as --vocab_size=50257")
     config = GPTConfig.of(s, loss=s.loss)

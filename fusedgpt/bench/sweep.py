@@ -53,9 +53,8 @@ def comparisons(s: Settings, device: torch.device) -> list[Comparison]:
     """
     for nh, _ in options.heads(s.heads):
         if nh % (s.n_kv_head or nh):
-            raise UserError(
-                f"{nh} of --heads={s.heads} cannot share n_kv_head={s.n_kv_head} heads of keys: take a divisor of all"
-            )
+            what = f"{nh} of --heads={s.heads} cannot share n_kv_head={s.n_kv_head} heads of keys"
+            raise UserError(f"{what}: take a divisor of all")
     own = options.own_kernel(s.attention)
     return [
         Comparison(

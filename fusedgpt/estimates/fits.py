@@ -22,7 +22,7 @@ def check_run(
     run = Run.of(s, dtype=dtype_name(dtype), compile=compiled, gpus=processes, cpu=device.type == "cpu")
     if backward:
         who = "the estimate of memory (fusedgpt/estimates/memory.py)"
-        why = dimensions.unknown(config, who, (*dimensions.FAMILIES, "document_start"))
+        why = dimensions.unknown(config, who, dimensions.COUNTED)
         say(f"memory: not estimated: {why}" if why else in_words(Memory.of(config, run), processes))
     check_training(config, batch_size, device, dtype, backward, s.optimizer == "muon", run.shards)
 
@@ -47,8 +47,6 @@ def check_training(
     if needed > there:
         place = {"cuda": str(device)}.get(device.type, "this machine or its container")
         needed, there = (f"{n / 2**30:,.1f} GiB" for n in (needed, there))
-        raise UserError(
-            f"a model of {config.num_params:,} parameters with the logits of {batch_size} x {config.block_size} tokens"
-            f" needs {needed} of memory or more, and {place} has {there}: lower --batch_size, --n_layer, --n_embd,"
-            " --block_size or --vocab_size"
-        )
+        what = f"{config.num_params:,} parameters with the logits of {batch_size} x {config.block_size} tokens"
+        how = "lower --batch_size, --n_layer, --n_embd, --block_size or --vocab_size"
+        raise UserError(f"{what} need {needed} of memory or more, and {place} has {there}: {how}")

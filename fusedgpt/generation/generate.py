@@ -151,10 +151,8 @@ def new_tokens(
         # on a GPU check only after a prompt, because a check waits for the device
         checked = unread is read or logits.device.type == "cpu"
         if checked and not logits[:, -1, :vocab_size].amax(dim=-1).isfinite().all():
-            raise UserError(
-                "the model's logits are not finite: its weights have diverged, or overflow in this dtype. Take another"
-                " checkpoint, or dtype=float32"
-            )
+            why = "its weights have diverged, or overflow in this dtype"
+            raise UserError(f"the model's logits are not finite: {why}. Take another checkpoint, or dtype=float32")
         unread = sample(logits[:, -1, :vocab_size], temperature, top_k, top_p, generator)
         yield unread
         read = torch.cat((read, unread), dim=1)

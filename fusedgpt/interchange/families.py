@@ -66,10 +66,8 @@ def of(config: GPTConfig, writer: str) -> str:
             lacking[name], biases[name] = other, sum(theirs.biases.values())
     nearest = min(lacking, key=lambda name: (len(lacking[name]), biases[name]))
     if lacking[nearest]:
-        raise UserError(
-            f"no family of transformers has all that this model has: {FAMILIES[nearest].title}, which is nearest, has"
-            f" {lacking[nearest][0]}"
-        )
+        why = f"{FAMILIES[nearest].title}, which is nearest, has {lacking[nearest][0]}"
+        raise UserError(f"no family of transformers has all that this model has: {why}")
     return nearest
 
 

@@ -44,10 +44,8 @@ def load(
     or if the model cannot be loaded; reading a weight does if it is not finite.
     """
     if unknown := changes.keys() - set(OVERRIDES):
-        raise UserError(
-            f"override_args={changes} may set {', '.join(OVERRIDES)}, not {', '.join(sorted(unknown))}: the weights"
-            " decide that (model.crop_block_size shortens block_size)"
-        )
+        why = f"the weights decide {', '.join(sorted(unknown))} (model.crop_block_size shortens block_size)"
+        raise UserError(f"override_args={changes} may set {', '.join(OVERRIDES)}: {why}")
     with _refused(model_type):
         name, config = families.read(_json(_file(model_type, "config.json")))
         stored = _stored(model_type)
@@ -91,10 +89,9 @@ def _refused(model_type):
         yield
     except Exception as error:
         *known, last = (family.title for family in families.FAMILIES.values())
-        raise UserError(
-            f"init_from={str(model_type)!r} is no {', '.join(known)} or {last} that can be loaded, from the hub or a"
-            f" folder: {textwrap.shorten(str(error), 300)}. Name another model; without a network, name a folder"
-        ) from error
+        what = f"{', '.join(known)} or {last} that can be loaded, from the hub or a folder"
+        how = f"{textwrap.shorten(str(error), 300)}. Name another model; without a network, name a folder"
+        raise UserError(f"init_from={str(model_type)!r} is no {what}: {how}") from error
 
 
 def ends(model_type: str | os.PathLike) -> set[int]:

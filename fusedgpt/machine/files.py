@@ -53,10 +53,9 @@ class Lock(contextlib.AbstractContextManager):
         with contextlib.suppress(OSError):
             if os.path.samefile(self.file.name, self.file.fileno()):
                 return
-        raise UserError(
-            f"{os.path.dirname(self.file.name)} was removed or moved, or its .lock replaced, while this process used"
-            " it. The process has written nothing since: go on in the folder with its present name"
-        )
+        how = "nothing was written since: go on in the folder with its present name"
+        folder = os.path.dirname(self.file.name)
+        raise UserError(f"{folder} was removed or moved, or its .lock replaced, while it was in use, and {how}")
 
 
 def lock(out_dir: str | os.PathLike, shared: bool = False) -> Lock:

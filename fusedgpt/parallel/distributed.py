@@ -42,14 +42,12 @@ class Ranks:
         """Whether this rank is the one that prints and writes files."""
         return self.rank == 0
 
-    def micro_steps(self, gradient_accumulation_steps: int) -> range:
-        """This rank's share of the micro-steps of all ranks. Raises UserError if they cannot be shared evenly."""
-        if gradient_accumulation_steps % self.world:
-            raise UserError(
-                f"gradient_accumulation_steps={gradient_accumulation_steps} cannot be shared by {self.world} processes:"
-                f" it counts micro-batches over the whole world, so make it a multiple of {self.world}"
-            )
-        return range(self.rank, gradient_accumulation_steps, self.world)
+    def micro_steps(self, n: int) -> range:
+        """This rank's share of the `n` micro-steps of all ranks. Raises UserError if they cannot be shared evenly."""
+        if n % self.world:
+            how = f"it counts over all of them, so make it a multiple of {self.world}"
+            raise UserError(f"gradient_accumulation_steps={n} cannot be shared by {self.world} processes: {how}")
+        return range(self.rank, n, self.world)
 
     def all_reduce(self, values: Tensor) -> Tensor:
         """Each of `values` added up over the ranks, in float64. On GPUs over nccl, it does not wait for the device."""
@@ -92,26 +90,20 @@ def ranks(parallel: str = "ddp", shard_size: int | None = None, timeout: float =
     if "RANK" not in os.environ:
         for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"):  # srun and mpirun start a process each
             if os.environ.get(name, "1") != "1":
-                raise UserError(
-                    f"{name}={os.environ[name]}, but RANK is not set, so each process would train alone: start one"
-                    " torchrun on each node, as slurm/train.sh does"
-                )
+                how = "start one torchrun on each node, as slurm/train.sh does"
+                raise UserError(f"with {name}={os.environ[name]} and no RANK, each process would train alone: {how}")
         return Ranks()
     found = {name: os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
     numbers = [int(text) for text in found.values() if re.fullmatch("[0-9]{1,9}", text)]
     if len(numbers) < len(found) or numbers[0] >= numbers[2]:
         there = ", ".join(f"{name}={text:.99}" for name, text in found.items())
-        raise UserError(
-            f"the environment has {there}, which is no place among the processes of a run: RANK must be a number below"
-            " WORLD_SIZE. Let torchrun set them, or unset RANK to train with this process alone"
-        )
+        how = "RANK must be a number below WORLD_SIZE. Let torchrun set them, or unset RANK to train alone"
+        raise UserError(f"the environment has {there}, which is no place among the processes of a run: {how}")
     rank, local_rank, world = numbers
     shards = (shard_size or world) if parallel == "fsdp" and world > 1 else 1
     if world % shards:
-        raise UserError(
-            f"shard_size={shards} does not divide {world} processes: give a divisor, such as the GPUs of a node, or"
-            " --shard_size=None, to share each weight among all"
-        )
+        how = "give a divisor, such as the GPUs of a node, or --shard_size=None, to share each weight among all"
+        raise UserError(f"shard_size={shards} does not divide {world} processes: {how}")
     return Ranks(rank, local_rank, world, shards, timeout)
 
 
@@ -139,10 +131,9 @@ def others_needed() -> Iterator[None]:
         # skip the interpreter's shutdown: it ends gloo's threads with "terminate called without an active exception"
         atexit.register(os._exit, 1)
         reason = re.sub(r"\[\S*gloo\S*\] ", "", first_line(error)).split(". ")[0]
-        raise UserError(
-            f"rank {os.environ['RANK']} cannot go on, because another process has ended or cannot be reached"
-            f" ({reason}): restart all of them with --init_from=resume, or let torchrun do so with --max_restarts"
-        ) from error
+        what = f"because another process has ended or cannot be reached ({reason})"
+        how = "restart all of them with --init_from=resume, or let torchrun do so with --max_restarts"
+        raise UserError(f"rank {os.environ['RANK']} cannot go on, {what}: {how}") from error
 
 
 def _roll_call(store: distributed.Store, ranks: Ranks, timeout: float) -> str:
@@ -209,11 +200,9 @@ def require_same_weights(model: torch.nn.Module, ranks: Ranks, iteration: int) -
         bad, good = different[0], different[0] % ranks.shards
         pairs = zip(model.named_parameters(), each[bad], each[good])
         names = [name for (name, _), one, other in pairs if one != other]
-        raise UserError(
-            f"after {iteration} steps, rank {bad} no longer has the weights of rank {good} ({len(names)} differ,"
-            f" such as {names[0]}): a device or its memory computes wrongly. Remove that machine and resume from the"
-            " last checkpoint"
-        )
+        what = f"rank {bad} no longer has the weights of rank {good} ({len(names)} differ, such as {names[0]})"
+        how = "a device or its memory computes wrongly. Remove that machine and resume from the last checkpoint"
+        raise UserError(f"after {iteration} steps, {what}: {how}")
 
 
 def leave(ranks: Ranks) -> None:

@@ -94,9 +94,13 @@ def undone(run: Any) -> Iterator[None]:
 
 
 def _measured(run, step, seconds):
-    """The Cost of a run, by as many steps as take `seconds`, and a part of an evaluation."""
+    """The Cost of a run, by as many steps as take `seconds`, and a few batches of an evaluation."""
     step_ms = _step_ms(run, step, seconds)
-    evaluation_s, began = _evaluation_s(run), time.perf_counter()
+    batches, windows = run.loader.evaluation_batches, run.s.eval_iters * run.s.batch_size
+    few, began = min(EVALUATED * run.s.batch_size * run.ranks.world, windows or math.inf), time.perf_counter()
+    run.losses(few)
+    evaluation_s = (time.perf_counter() - began) * batches(windows) / max(1, batches(few))
+    began = time.perf_counter()
     with contextlib.suppress(UserError):  # a few steps may be enough to diverge, and then there is no sample
         run.draw()
     return Cost.of(step_ms, evaluation_s, time.perf_counter() - began)
@@ -117,12 +121,3 @@ def _step_ms(run, step, seconds):
     first = make(2)
     more = run.ranks.broadcast(round(1e3 * seconds / first[-1]))
     return first + make(more)  # all ranks make the same steps, because they wait for each other
-
-
-def _evaluation_s(run):
-    """Seconds of an evaluation, by a few batches of each split."""
-    batches, windows = run.loader.evaluation_batches, run.s.eval_iters * run.s.batch_size
-    few = min(EVALUATED * run.s.batch_size * run.ranks.world, windows or math.inf)
-    began = time.perf_counter()
-    run.losses(few)
-    return (time.perf_counter() - began) * batches(windows) / max(1, batches(few))

@@ -25,7 +25,7 @@ NO_DAMAGE = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.EACCE
 NANOGPTS = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "dropout", "bias")  # fields of its GPTConfig
 NANOGPTS_ACTIVATION = (
     "nanoGPT's checkpoints do not name their activation: taking the exact GELU, which nanoGPT has had since May 2023."
-    " For an older checkpoint, set --activation=gelu_tanh"
+    " For an older checkpoint, give --activation=gelu_tanh to train.py or sample.py"
 )
 
 
@@ -63,9 +63,8 @@ def load(path: str | os.PathLike, verify: bool = True, whole: bool = True, optim
     except Exception as error:  # a damaged file can raise anything
         if out_of_memory(error) or getattr(error, "errno", None) in NO_DAMAGE or "mmap" in str(error):
             raise
-        raise UserError(
-            f"{path} is damaged or no checkpoint of a GPT ({type(error).__name__}: {first_line(error)[:120]})"
-        ) from error
+        why = f"{type(error).__name__}: {first_line(error)[:120]}"
+        raise UserError(f"{path} is damaged or no checkpoint of a GPT ({why})") from error
     if "shards" in state:
         from fusedgpt.parallel import shard_files  # PyTorch's reader takes a second to import
 
@@ -130,18 +129,14 @@ def restore_optimizer(saved: dict, optimizer: Optimizer) -> None:
         return  # the optimizer has no state before its first step
     then, now = ([len(group["params"]) for group in each] for each in (theirs, groups))
     if then != now:
-        raise UserError(
-            f"the checkpoint trained {sum(then)} weights, and this model.py trains {sum(now)}: export the run before"
-            " you freeze or add weights (python export.py OUT_DIR FOLDER), and begin a new one with --init_from=FOLDER"
-        )
+        how = "export the run before you freeze or add weights, and begin a new one with --init_from=FOLDER"
+        raise UserError(f"the checkpoint trained {sum(then)} weights, and this model.py trains {sum(now)}: {how}")
     # a parameter that had no gradient yet, such as a head that the loss skips, has no state
     forms = {number: form for number, form in enumerate(_forms(optimizer, saved)) if number in state}
     found = {n: {key: _form(value) for key, value in each.items()} for n, each in state.items()}
     if not state or found != {n: {key: _form(t) for key, t in form.items()} for n, (_, form) in forms.items()}:
-        raise UserError(
-            "the optimizer's state in the checkpoint does not fit the model: a tensor is missing, or has another shape"
-            " or dtype. Take another checkpoint, such as best.pt beside it"
-        )
+        why = "a tensor is missing, or has another shape or dtype. Take another checkpoint, such as best.pt"
+        raise UserError(f"the optimizer's state in the checkpoint does not fit the model: {why}")
     # copy: the loaded tensors are mapped from the file
     copies = {n: {key: _copy_like(value, p) for key, value in state[n].items()} for n, (p, _) in forms.items()}
     optimizer.load_state_dict({"state": copies, "param_groups": groups})
@@ -151,10 +146,8 @@ def _require_same_optimizer(saved, optimizer):
     was = saved["config"].get("optimizer", "adamw")
     now = "muon" if any(_is_muons(group) for group in optimizer.param_groups) else "adamw"
     if was != now:
-        raise UserError(
-            f"optimizer={now} cannot use the state of {was}: resume with --optimizer={was}, or start anew with"
-            " --init_from=scratch"
-        )
+        how = f"resume with --optimizer={was}, or start anew with --init_from=scratch"
+        raise UserError(f"optimizer={now} cannot use the state of {was}: {how}")
 
 
 def _is_muons(group):

@@ -93,8 +93,6 @@ class Logger:
         n, ids, rows = s["gradient_accumulation_steps"], r["model"]["vocab_size"], r["padded_vocab_size"]
         batch = f"{n} micro-batch{'es' * (n > 1)} x {s['batch_size']} x {s['block_size']}"
         self.say(f"tokens per iteration: {r['tokens_per_step']:,} = {batch}, on {world} process{'es' * (world > 1)}")
-        if s["parallel"] == "fsdp" and world > 1:
-            self.say(f"parallel: fsdp, one copy of the model per {s['shard_size'] or world} processes")
         in_products = f"{r['parameters_in_products']:,} of them in products"  # not those that are only looked up
         self.say(f"model: {r['parameters']:,} parameters, {in_products}; vocabulary {ids}, in {rows} rows")
         mode = f"eager ({why_eager})".replace(" ()", "")

@@ -65,10 +65,8 @@ def require_given_again(s: Settings, was: dict[str, Any]) -> None:
     """Raise UserError if `s` leaves out the kernel or the data of the run that it resumes. was: that run's settings."""
     for name, what in reaching_out(was).items():
         if name in ("attention", "dataset") and getattr(s, name) == getattr(Settings, name):
-            raise UserError(
-                f"the checkpoint in {s.out_dir} has {name}={shown(was[name])}, which {what}: if you trust it, give"
-                f" --{name}={was[name]} again"
-            )
+            how = f"if you trust it, give --{name}={was[name]} again"
+            raise UserError(f"the checkpoint in {s.out_dir} has {name}={shown(was[name])}, which {what}: {how}")
 
 
 def require_right_flag(s: Settings) -> None:
@@ -78,10 +76,8 @@ def require_right_flag(s: Settings) -> None:
     named = pathlib.Path(s.init_from)
     run = named.parent if named.is_file() else named
     if run_folder.checkpoints(run):
-        raise UserError(
-            f"{run} is a run: to train it on, give --init_from=resume --out_dir={run}; for a new run from its weights,"
-            f" export it first: python export.py {run}"
-        )
+        new = f"for a new run from its weights, export it first: python export.py {run}"
+        raise UserError(f"{run} is a run: to train it on, give --init_from=resume --out_dir={run}; {new}")
 
 
 def prolonged(s: Settings, was: dict[str, Any]) -> Settings:
@@ -116,9 +112,7 @@ def keep_finished(s: Settings, saved: dict, say: Say) -> Settings:
     say(f"all {saved['iter_num']} iterations are done: raise --max_iters above that to train on")
     others = {*NOT_RESUMED, *IN_USE, *reaching_out(saved["config"])}
     kept = {name: was for name, was in saved["config"].items() if name not in others and hasattr(s, name)}
-    # a run that was stopped early and gets a lower max_iters has no step left either, and must not go on to the old end
-    kept["max_iters"] = min(saved["iter_num"], kept.get("max_iters", math.inf))
-    return dataclasses.replace(s, **kept)
+    return dataclasses.replace(s, **kept | {"max_iters": saved["iter_num"]})  # it may have been stopped before its end
 
 
 def check_ids(s: Settings, meta: dict, saved: dict | None, ranks: distributed.Ranks, say: Say) -> None:
@@ -146,9 +140,7 @@ def _trained_on(s, saved, say):
     with contextlib.suppress(UserError):
         if meta := tokenizer_json.own(s.init_from)[0]:
             return meta
-    say(
-        f"cannot tell whether the weights of {s.init_from} were trained on the data's ids: it has no tokenizer for GPTs"
-    )
+    say(f"cannot tell whether {s.init_from} was trained on the data's ids: it has no tokenizer for GPTs")
     return dataset.UNKNOWN
 
 

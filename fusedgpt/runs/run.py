@@ -187,10 +187,8 @@ class Run:
             how = (state.model, self.loader, s.seed, self.micro_steps, state.cast, state.scaler, self.ranks)
             say(f"iter {it}: {nonfinite.explain(*how, it)}")
         if state.bad_steps > s.max_bad_steps:
-            raise UserError(
-                f"{state.bad_steps} steps in a row had no finite gradient, the last at iteration {it}:"
-                f" {self.checkpoints.recovery_advice()}"
-            )
+            bad, how = f"{state.bad_steps} steps in a row", self.checkpoints.recovery_advice()
+            raise UserError(f"{bad} had no finite gradient, the last at iteration {it}: {how}")
 
     def _say_what_is_left(self):
         state, s = self.state, self.s
@@ -252,9 +250,8 @@ class Run:
         self.logger.close()
         checkpoints.close()
         if unsaved and not state.sound:
-            raise UserError(
-                f"the run has diverged and ends after {state.iteration} steps: {checkpoints.recovery_advice()}"
-            )
+            how = checkpoints.recovery_advice()
+            raise UserError(f"the run has diverged and ends after {state.iteration} steps: {how}")
         if self.stopped_by:
             saved = "saved: go on with the same command and --init_from=resume"
             how = saved if checkpoints.saved_at else "with nothing to save"

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import Lock, link
@@ -136,9 +137,7 @@ class Checkpoints:
     UserError. If `ranks` share the model, each writes its own tensors, and all have to call `save` together.
     """
 
-    def __init__(
-        self, out_dir: str | os.PathLike, keep: int, lock: Lock | None, say: Callable[[str], None], ranks: Ranks
-    ):
+    def __init__(self, out_dir: str | os.PathLike, keep: int, lock: Lock | None, say: Say, ranks: Ranks):
         self.out_dir, self.keep, self.lock, self.say = pathlib.Path(out_dir), keep, lock, say
         self.ranks, self.together = ranks, ranks.shards > 1
         limit = datetime.timedelta(seconds=ranks.timeout)
@@ -165,7 +164,7 @@ class Checkpoints:
         self.saved_at, self.failed, best = state["iter_num"], None, self.best
         if val_loss < best[0]:
             best = val_loss, state["iter_num"]
-        state = _on_cpu({**state, "best_val_loss": best[0], "best_iter": best[1]}, {})
+        state = _on_cpu({**state, "best_val_loss": best[0], "best_iter": best[1]})
         self._check_lock()
         try:
             if self.together:
@@ -230,15 +229,14 @@ def _is_best(saved):
     return saved["best_iter"] == saved["iter_num"]
 
 
-def _on_cpu(value, copies):
-    """Nested dicts and lists with their tensors on the CPU; tied tensors stay tied."""
-    if isinstance(value, torch.Tensor):
-        place = local(value).data_ptr(), value.shape
+def _on_cpu(state):
+    """`state` with its tensors on the CPU; tied tensors stay tied."""
+    copies = {}
+
+    def copied(tensor):
+        place = local(tensor).data_ptr(), tensor.shape
         if place not in copies:
-            copies[place] = value.detach().cpu()
+            copies[place] = tensor.detach().cpu()
         return copies[place]
-    if isinstance(value, dict):
-        return {key: _on_cpu(each, copies) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_on_cpu(each, copies) for each in value]
-    return value
+
+    return tree_map_only(torch.Tensor, copied, state)

@@ -20,7 +20,6 @@ RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 SET_BY_THE_STUDY = {
     "out_dir": "each run has a folder of its own in --study_dir",
     "eval_only": "a run of a study trains",
-    "dry_run": "give one run's settings to train.py, which says what it takes",
     "max_seconds": "it would end runs at different iterations of their schedules: give --minutes to each run",
 }
 # settings that take one value for the whole study: they change what a run keeps and says, not what it learns

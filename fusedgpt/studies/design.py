@@ -106,10 +106,8 @@ def whole(folder: pathlib.Path) -> Iterator[None]:
     except UserError:
         raise
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"study.json or outcomes.jsonl in {folder} is damaged, or another version's: {error!r}."
-            " Take a whole copy, or another --study_dir"
-        ) from error
+        what = f"study.json or outcomes.jsonl in {folder} is damaged, or another version's: {error!r}"
+        raise UserError(f"{what}. Take a whole copy, or another --study_dir") from error
 
 
 def continued(new: Design, folder: pathlib.Path, baseline: str | None = None) -> Design:
@@ -177,7 +175,5 @@ def require_unchanged(plan: Design, now: dict[str, str], place: str) -> None:
     """Raise UserError if the code or the data, {what: digest}, are other ones than when the study began."""
     was = {f"the code of {name}": each for name, each in plan.code.items()} | plan.data
     if changed := [what for what in now if was.get(what, now[what]) != now[what]]:
-        raise UserError(
-            f"{' and '.join(changed)} changed since the study in {place} began: undo that and give the same command,"
-            " or begin another study with --study_dir"
-        )
+        how = "undo that and give the same command, or begin another study with --study_dir"
+        raise UserError(f"{' and '.join(changed)} changed since the study in {place} began: {how}")

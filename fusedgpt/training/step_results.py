@@ -31,9 +31,7 @@ class StepResults:
                 value = value.full_tensor()
             value = torch.as_tensor(value, device=device).detach()
             if value.numel() != 1:
-                raise UserError(
-                    f"train_step returned {name!r} of shape {tuple(value.shape)}: a result is a single number"
-                )
+                raise UserError(f"train_step returned {name!r} of shape {tuple(value.shape)}, not a single number")
             numbers.append(value.reshape(()).float())
         numbers += [torch.full_like(numbers[0], flag) for flag in flags.values()]
         self.steps.append((lr, tuple(results), tuple(flags), self.ranks.all_reduce(torch.stack(numbers))))

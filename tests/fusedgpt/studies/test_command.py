@@ -60,7 +60,6 @@ def test_variants_evaluate_on_the_same_windows():
         ("--n_layer=5..2", "must go up"),
         ("--init_from=resume", "a study starts each run itself"),
         ("--n_head=5,7", "n_embd=768 cannot be split"),
-        ("--dry_run=True", "which says what it takes"),
         ("--n_layer=2,3 --storage=postgresql://x/y", "--storage shares the trials of a search"),
         ("--looks=2,9 --seed=1..5", "looks='2,9' must be numbers of seeds from 2 to 5"),
         ("--matters=0", "matters=0.0 must be more than 0"),

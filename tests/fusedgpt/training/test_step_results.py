@@ -34,7 +34,7 @@ def test_a_plain_number_counts_too_and_what_no_line_can_have_is_named():
     results = StepResults(Ranks())
     results.add({"loss": torch.tensor(2.0), "tokens": 7}, {}, lr=0.1)
     assert results.read() == ([{"lr": 0.1, "loss": 2.0, "tokens": 7.0}], set())
-    with pytest.raises(UserError, match=r"returned 'norms' of shape \(3,\): a result is a single number"):
+    with pytest.raises(UserError, match=r"returned 'norms' of shape \(3,\), not a single number"):
         results.add({"norms": torch.ones(3)}, {}, lr=0.1)
     with pytest.raises(UserError, match=r"returned 'iter', but metrics\.jsonl has that name"):
         results.add({"loss": torch.tensor(2.0), "iter": torch.tensor(1.0)}, {}, lr=0.1)
