@@ -79,8 +79,7 @@ class DataLoader:
         return sum(self._batches_a_rank(split, windows) for split in self.files)
 
     def _batches_a_rank(self, split, windows):
-        most = len(self._evaluation_starts(split, windows, rank=0))
-        return -(-most // self.batch_size)
+        return -(-len(self._evaluation_starts(split, windows, rank=0)) // self.batch_size)
 
     def _evaluation_starts(self, split, windows, rank=None):
         last = len(self.files[split]) - 1

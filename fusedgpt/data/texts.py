@@ -108,6 +108,8 @@ class Files:
 
     def _read(self, path, kind):
         if kind == ".mbox":
+            if path.suffix.lower() != kind:
+                raise UserError(f"{path} cannot be read while it is packed: unpack it, and name the mailbox")
             with contextlib.closing(mailbox.mbox(path, create=False)) as box:
                 yield from ((text, True) for text in map(documents.mail, map(bytes, box)) if text.strip())
             return

@@ -13,7 +13,6 @@ import tiktoken
 from fusedgpt.errors import UserError, first_line, is_panic, shown
 
 GPT2 = {"tokenizer": "gpt2", "vocab_size": 50257}  # the meta of data in GPT-2's BPE
-KINDS = ("gpt2", "char", "byte", "json")  # and tiktoken's other encodings, by name
 END_OF_TEXT = "<|endoftext|>"  # how a prompt writes the id that ends a document
 LARGEST_VOCABULARY = 2**24  # far above any in use; a damaged meta with more would fill the memory
 BLANK = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a blank in tokenizers that SentencePiece made, as that of Llama 2

@@ -20,10 +20,9 @@ from tests.fusedgpt.data.test_tokenizer import meta_of
     [
         ({"itos": {0: "a"}, "stoi": Evil()}, "which is code"),  # T14: a pickle can run anything
         ({"vocab_size": 65, "itos": np.arange(65)}, r"(_reconstruct|_frombuffer), which is code"),
-        ({"vocab_size": Evil()}, "system, which is code"),
         ({"vocab_size": 10**30, "itos": {0: "a"}}, "vocab_size=1000000000000000000000000000000 must be"),
     ],
-    ids=["code", "an array", "a command", "huge"],
+    ids=["code", "an array", "huge"],
 )
 def test_a_meta_pkl_runs_no_code(tmp_path, monkeypatch, content, reason):
     monkeypatch.chdir(tmp_path)
@@ -99,7 +98,7 @@ def test_pretrained_weights_go_on_with_their_own_ids_only(tmp_path, data, export
     for file in ("meta.json", "tokenizer.json"):  # as transformers leaves the model if it saves it again
         (hf / file).unlink()
         run(tmp_path / "tuned", tmp_path / "other", **tuned)
-        assert "were trained on the data's ids: it has no tokenizer for GPTs" in capsys.readouterr().out
+        assert "was trained on the data's ids: it has no tokenizer for GPTs" in capsys.readouterr().out
 
 
 def test_ids_of_files_that_cannot_be_downloaded_are_taken_to_be_the_same(monkeypatch):

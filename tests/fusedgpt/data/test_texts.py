@@ -123,6 +123,7 @@ REFUSED = [
     ("a.txt.gz", gzip.compress(b"text" * 1000)[:-20], "cannot read {} (OSError: Truncated compressed stream"),
     ("a.txt.xz", lzma.compress(b"text" * 999)[:-9], "cannot read {} (EOFError: Compressed file ended"),
     ("a.txt.zip", zipped(b"text")[:-9], "cannot read {} (BadZipFile"),
+    ("a.mbox.gz", gzip.compress(b"From a\n\ntext\n"), "unpack it, and name the mailbox"),  # gave no mail, in silence
 ]
 
 
