@@ -3,9 +3,9 @@
     python plot.py RUN [RUN ...] [--y=NAME] [--x=NAME] [--out=PATH] [--html]
     python plot.py RUN --attention=TEXT [--out=PATH]
 
-RUN is the folder of a run; --out_dir=RUN names one too. Training is a pale line, validation has marks.
+RUN is the folder of a run; --out_dir=RUN names one too. Training is a line, pale if it is a loss; validation has marks.
 
---y=NAME    draw only this: loss, bits_per_byte, lr, grad_norm, tokens_per_s or memory
+--y=NAME    draw only this: loss, bits_per_byte, lr, grad_norm, tokens_per_s, memory, or what your train_step adds
 --x=NAME    against iterations (the default), tokens, or time: the time of the training steps, without evaluations
 --out=PATH  write the figure here, as PNG, PDF or SVG. The default for one run is RUN/NAME.png with --y=NAME, otherwise
             RUN/curves.png with all panels and RUN/loss.png with the loss. The default for several runs is one figure
@@ -39,7 +39,7 @@ from fusedgpt.runs.style import AXES, COLOURS, DPI, MARKERS, SUFFIXES, WIDTH, la
 SKIPPED = 8  # the first queries of a map, which see so few keys that each gets much; of a short text its first half
 MARGIN = 0.25  # a distance is named if a head prefers it by more than this share of its attention
 MAPS = f"""Each row is a token that looks back, each column one that it sees; darker is more. A distance is named
-if it gets {MARGIN:.0%} of a row more than if all earlier tokens got the same, on average without the first rows."""
+if it gets {MARGIN:.0%} of a row more than if all tokens of the row got the same, on average without the first rows."""
 LONGEST_NAME = 100  # bytes of a figure's file name that its runs take at most; file systems allow 255 in all
 
 
@@ -91,10 +91,10 @@ def draw_panel(axes, runs: list[Run], y: str, x: str) -> None:
     axes.grid(alpha=0.3)
 
 
-def draw_legend(figure, axes, beside: bool) -> None:
+def draw_legend(figure, axes, inside: bool) -> None:
     """Draw the legend of `axes`: inside them, or below all panels, for which the figure grows."""
     handles, names = axes.get_legend_handles_labels()
-    if beside:
+    if inside:
         axes.legend(handles, names, frameon=False, fontsize=8)
         return
     names = [textwrap.fill(name, 72) for name in names]
@@ -122,7 +122,7 @@ def draw(runs: list[Run], path: pathlib.Path, y: str | None = None, x: str = "it
     figure, panels = plt.subplot_mosaic(rows, figsize=size, height_ratios=heights, layout="constrained")
     for name, axes in panels.items():
         draw_panel(axes, runs, name, x)
-    draw_legend(figure, panels[main], beside=len(runs) == 1)
+    draw_legend(figure, panels[main], inside=len(runs) == 1)
     title(figure, finding(runs, main), captions(runs))
     with atomic(path) as file:
         figure.savefig(file, format=pathlib.Path(path).suffix[1:], dpi=DPI)

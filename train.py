@@ -278,8 +278,8 @@ def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: L
 def rehearse(run: Run, chosen: tuning.Settled, case: Case) -> None:
     """Make two forward and backward passes, the second under the profiler, and print what is about to run.
 
-    No weight changes. Raises UserError if the profiler saw another kernel than the one that was asked for, or if CUDA
-    graphs were asked for and a step could not use them.
+    No weight changes. A run that only evaluates makes no pass. Raises UserError if the profiler saw another kernel than
+    the one that was asked for, or if CUDA graphs were asked for and a step could not use them.
     """
     s, state, ranks, logger = run.s, run.state, run.ranks, run.logger
 

@@ -106,6 +106,13 @@ def data(tmp_path_factory):
     return folder
 
 
+def random_data(folder, vocab_size, **meta):
+    """A data folder of random ids."""
+    ids = np.random.default_rng(0).integers(0, vocab_size, 2000)
+    prepare.write(folder, {"train": [ids[:1500]], "val": [ids[1500:]]}, "random", vocab_size=vocab_size, **meta)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory, data):
     """finished(name): the folder of a finished run of RECIPES[name]. Tests that change it copy it first."""
@@ -154,6 +161,11 @@ def run(out_dir, data, **settings):
     with as_it_was():  # fixtures of the session call this too
         train.main(small(out_dir, data, **settings))
     return out_dir
+
+
+def again(out_dir, *args):
+    """The flags that resume the run in `out_dir`. Its data are outside of data/, so they have to be named again."""
+    return ("--init_from=resume", f"--out_dir={out_dir}", f"--dataset={record(out_dir)['settings']['dataset']}", *args)
 
 
 def flags(settings):
@@ -232,14 +244,14 @@ class Evil:
         return os.system, ("touch pwned",)
 
 
-def hugging_face(folder, seed=0, **shape):
-    """A random GPT-2 from transformers, saved in `folder`."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+def hugging_face(folder, family="gpt2", **shape):
+    """A random model of transformers, saved in `folder`."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    torch.manual_seed(seed)
-    config = GPT2Config(bos_token_id=0, eos_token_id=0, initializer_range=0.1, **shape)
-    theirs = GPT2LMHeadModel(config).eval()
-    with torch.no_grad():  # biases and LayerNorms start at 0 and 1, so that a mix-up of them would go unseen
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **shape, initializer_range=0.1, bos_token_id=0, eos_token_id=None)
+    theirs = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():  # biases and norms start at 0 and 1, so that a mix-up of them would go unseen
         for p in theirs.parameters():
             if p.dim() == 1:
                 p += 0.1 * torch.randn_like(p)

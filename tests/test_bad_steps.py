@@ -17,14 +17,6 @@ from model import GPT
 from tests.conftest import assert_same_bytes, checkpoint_of, rows, run, weights
 
 
-@pytest.fixture
-def norm_of_nan(monkeypatch):
-    """Let the norm of the gradient be NaN in the step 3."""
-    norm, calls = distributed.gradient_norm, itertools.count()
-    spoilt = lambda model: norm(model) * (torch.nan if next(calls) == 3 else 1)  # noqa: E731
-    monkeypatch.setattr(distributed, "gradient_norm", spoilt)
-
-
 def test_a_gradient_that_is_not_finite_is_named_and_survived(tmp_path, data, capsys, monkeypatch):
     # T25
     forward, calls = GPT.forward, []
@@ -61,10 +53,10 @@ def test_a_bad_batch_is_named_with_its_place_and_its_first_tensors(tmp_path, dat
     assert f"iter 3: first in outputs: {tensors}, {place}" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("norm_of_nan")
 def test_another_process_gone_saves_whatever_the_unread_steps_were(tmp_path, data, monkeypatch):
     # explaining a bad step needs the process that is gone, which used to end the run before it saved
-    step = train.train_step
+    step, norm, calls = train.train_step, distributed.gradient_norm, itertools.count()
+    spoilt = lambda model: norm(model) * (torch.nan if next(calls) == 3 else 1)  # noqa: E731
 
     def dies(state, *args):
         if state.iteration == 7:
@@ -74,6 +66,7 @@ def test_another_process_gone_saves_whatever_the_unread_steps_were(tmp_path, dat
     def explain(*args):
         raise UserError("so is the explanation")
 
+    monkeypatch.setattr(distributed, "gradient_norm", spoilt)
     monkeypatch.setattr(train, "train_step", dies)
     monkeypatch.setattr(nonfinite, "explain", explain)
     with pytest.raises(UserError, match="another process is gone"):

@@ -22,20 +22,16 @@ pytest.importorskip("tyro")  # reads the command line
 
 
 def test_presets_are_the_articles_on_a_gpu_and_small_on_a_cpu():
-    blog = kinds.defaults(kinds.ladder, gpu=True)
-    assert (blog.n_layer, blog.n_head, blog.n_embd, blog.batch_size, blog.block_size) == (12, 12, 768, 12, 1024)
+    for blog in (kinds.defaults(kinds.ladder, gpu=True), read("ladder", "config/bench_blog.py")):
+        assert (blog.n_layer, blog.n_head, blog.n_embd, blog.batch_size, blog.block_size) == (12, 12, 768, 12, 1024)
+        assert (blog.vocab_size, blog.compile, blog.dropout, blog.gradient_accumulation_steps) == (50257, True, 0.0, 1)
+    assert blog.dtype == "bfloat16"  # in the file, for any device
     assert kinds.defaults(kinds.prefill, gpu=True).models.startswith("mistral-7b,llama-3-8b,phi-2")
     assert {kinds.defaults(kind, gpu=False).n_layer for kind in (kinds.ladder, kinds.max_batch)} == {4}
 
 
 def read(kind, *args):
     return kinds.read_settings(kind, [*args, "--device=cpu"])[0]
-
-
-def test_the_articles_setting_by_config_file():
-    s = read("ladder", "config/bench_blog.py")
-    assert (s.n_layer, s.n_embd, s.block_size, s.batch_size, s.vocab_size) == (12, 768, 1024, 12, 50257)
-    assert (s.dtype, s.compile, s.dropout, s.gradient_accumulation_steps) == ("bfloat16", True, 0.0, 1)
 
 
 def test_amds_setting_by_config_file():
@@ -51,7 +47,6 @@ def test_amds_setting_by_config_file():
     [
         (["numerics", "--models=nonsense"], "--models has no effect here: bench.py numerics does not use it"),
         (["ladder", "--attention=flash"], "--attention has no effect here: each row names its kernel"),
-        (["sweep", "--block_size=64"], "--block_size has no effect here: bench.py sweep does not use it"),
         (["--real_data=False"], "--real_data has no effect here: bench.py ladder does not use it"),
         (["sweep", "--heads=12"], "heads='12' must be like"),
         (

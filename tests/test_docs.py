@@ -12,7 +12,6 @@ import string
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 import bench
@@ -21,9 +20,9 @@ import train
 from configurator import configure
 from fusedgpt.__main__ import script_of
 from fusedgpt.bench import kinds
-from fusedgpt.data import prepare, tokenizer
+from fusedgpt.data import tokenizer
 from fusedgpt.studies import command as study_command
-from tests.conftest import hugging_face, why_no_bpe
+from tests.conftest import hugging_face, random_data, why_no_bpe
 from tests.launch import ROOT, copied
 
 PAGES = [ROOT / "README.md", ROOT / "results" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -116,11 +115,6 @@ def run_all(commands, cwd):
     return results
 
 
-def random_bins(folder, tokenizer, vocab_size, **extra):
-    ids = np.random.default_rng(0).integers(0, vocab_size, 2000)
-    prepare.write(folder, {"train": [ids[:1500]], "val": [ids[1500:]]}, "random", tokenizer, vocab_size, **extra)
-
-
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
     """A copy of the project with data, runs and weights for every command."""
@@ -134,10 +128,11 @@ def copy(tmp_path_factory):
     (root / "my_kernel.py").write_text(own_kernel[1])
     shutil.copytree(root / "fusedgpt", root / "project")
     for name in ("openwebtext", "shakespeare"):
-        random_bins(root / "data" / name, **tokenizer.GPT2)
-    random_bins(root / "data" / "python_stdlib", "byte", 256)
+        random_data(root / "data" / name, **tokenizer.GPT2)
+    random_data(root / "data" / "python_stdlib", 256, tokenizer="byte")
     for name in ("shakespeare_char", "book"):
-        random_bins(root / "data" / name, "char", 65, itos=[*"\n !$&',-.3:;?", *string.ascii_letters])  # Shakespeare's
+        itos = [*"\n !$&',-.3:;?", *string.ascii_letters]  # Shakespeare's
+        random_data(root / "data" / name, 65, tokenizer="char", itos=itos)
     hugging_face(root / "hf", n_layer=1, n_head=2, n_embd=32, n_positions=32, vocab_size=50257)
     for kind in ("ladder", "numerics"):
         shutil.copytree(root / "results" / "cpu_avx2" / kind, root / "out-bench" / kind)

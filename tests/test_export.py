@@ -21,17 +21,10 @@ from fusedgpt.data.dataset import read_meta
 from fusedgpt.errors import UserError
 from fusedgpt.runs import checkpoint, run_folder
 from model import GPT
-from tests.conftest import as_nanogpt_wrote, checkpoint_of, rows, run
+from tests.conftest import as_nanogpt_wrote, checkpoint_of, random_data, rows, run
 from tests.fusedgpt.data.test_tokenizer import meta_of
 from tests.kill_points import killed_before
 from tests.launch import ROOT, fails, script
-
-
-def data_of(meta, folder):
-    """A data folder of random ids of `meta`'s tokenizer."""
-    ids = np.random.default_rng(0).integers(0, meta["vocab_size"], 2000)
-    prepare.write(folder, {"train": [ids[:1500]], "val": [ids[1500:]]}, "random", **meta)
-    return folder
 
 
 def test_export_has_the_same_logits_without_padding(small_run, exported):
@@ -152,7 +145,7 @@ def test_a_llama_is_exported_as_one(tmp_path):
 
 def export_of_bytes(folder, **settings):
     """The folder that export.py wrote of another run, in bytes."""
-    of_bytes = data_of(meta_of("byte"), folder / "data")
+    of_bytes = random_data(folder / "data", **meta_of("byte"))
     export.main(run(folder / "run", of_bytes, max_iters=2, **settings), folder / "hf")
     return folder / "hf"
 

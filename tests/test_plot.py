@@ -46,14 +46,13 @@ def some_run(folder, ratio=None, vocab_size=256, steps=30):
     return run_of(folder, lines, tokens_per_step=1000, model={"vocab_size": vocab_size}, settings={})
 
 
-def test_a_run_gets_its_curves_and_its_loss(small_run, tmp_path):
-    run = shutil.copytree(small_run, tmp_path / "run")
-    said = script("plot.py", str(run)).stdout
+def test_a_run_gets_its_curves_and_its_loss(done, tmp_path):
+    said = script("plot.py", str(done)).stdout
     for name in ("curves.png", "loss.png"):  # loss.png is what the quick start has always left
-        assert (run / name).read_bytes()[:4] == PNG and name in said
-    script("plot.py", str(run), f"--out={tmp_path / 'mine.svg'}", "--y=lr", "--x=tokens")
+        assert (done / name).read_bytes()[:4] == PNG and name in said
+    script("plot.py", str(done), f"--out={tmp_path / 'mine.svg'}", "--y=lr", "--x=tokens")
     assert "learning rate" in (tmp_path / "mine.svg").read_text()
-    assert sorted(path.name for path in run.glob("*.png")) == ["curves.png", "loss.png"]
+    assert sorted(path.name for path in done.glob("*.png")) == ["curves.png", "loss.png"]
     assert "python plot.py RUN" in script("plot.py", "--help").stdout
 
 

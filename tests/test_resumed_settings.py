@@ -12,6 +12,7 @@ from fusedgpt.data import prepare
 from fusedgpt.errors import UserError
 from fusedgpt.runs import checkpoint
 from tests.conftest import (
+    again,
     as_nanogpt_wrote,
     assert_same_bytes,
     checkpoint_of,
@@ -23,11 +24,6 @@ from tests.conftest import (
     weights,
 )
 from tests.launch import fails, script
-
-
-def flagged(out_dir, data, *args):
-    """The command line that resumes `out_dir`. `data` is outside of data/, so it has to be named again."""
-    return ("train.py", "--init_from=resume", f"--out_dir={out_dir}", f"--dataset={data}", *args)
 
 
 def from_its_end(data, folder):
@@ -45,12 +41,12 @@ def test_a_resumed_run_takes_its_settings_from_the_checkpoint(tmp_path, data):
     whole = run(tmp_path / "whole", data, max_iters=4, **options)
     half = run(tmp_path / "half", data, max_iters=2, **options)
     moved = half.rename(tmp_path / "moved")
-    said = script(*flagged(moved, data, "--max_iters=4")).stdout
+    said = script("train.py", *again(moved, "--max_iters=4")).stdout
     assert "resuming with max_iters=4; it was 2" in said and said.count("resuming with") == 1
     assert_same_bytes(weights(moved), weights(whole))
     assert not half.exists()
     (tmp_path / "slower.py").write_text("learning_rate = 1e-4\n")
-    said = script(*flagged(moved, data, tmp_path / "slower.py", "--max_iters=5")).stdout
+    said = script("train.py", *again(moved, tmp_path / "slower.py", "--max_iters=5")).stdout
     assert "resuming with learning_rate=0.0001; it was 0.003" in said
 
 
@@ -122,16 +118,17 @@ def test_a_run_trains_on_with_its_schedule(tmp_path, data):
     before = weights(out)
     config = tmp_path / "c.py"
     config.write_text("max_iters = 3\nlr_decay_iters = 3")  # the file that began it names the old end
-    said = script(*flagged(out, data, config, "--max_iters=6")).stdout
+    said = script("train.py", *again(out, config, "--max_iters=6")).stdout
     assert "resuming with lr_decay_iters=6; it was 3\n" in said
     longer = small(out, data, min_lr=0.0, lr_decay_iters=6)
     assert [row["lr"] for row in rows(out)[3:]] == [train.learning_rate(it, longer) for it in (3, 4, 5)]
     assert any(not torch.equal(w, before[name]) for name, w in weights(out).items())
     # the same command goes on with what it did, and a flag of its own counts
-    assert "lr_decay_iters" not in script(*flagged(out, data, config, "--max_iters=6")).stdout.partition("resuming")[2]
+    said = script("train.py", *again(out, config, "--max_iters=6")).stdout
+    assert "lr_decay_iters" not in said.partition("resuming")[2]
     own = (config, "--max_iters=7", "--lr_decay_iters=6")
-    assert "nothing is learnt from lr_decay_iters=6 to max_iters=" in fails(*flagged(out, data, *own))
-    script(*flagged(out, data, *own, "--min_lr=1e-4"))
+    assert "nothing is learnt from lr_decay_iters=6 to max_iters=" in fails("train.py", *again(out, *own))
+    script("train.py", *again(out, *own, "--min_lr=1e-4"))
     assert rows(out)[-1]["lr"] == 1e-4
 
 
@@ -166,12 +163,12 @@ def test_a_strangers_checkpoint_runs_no_code_and_reads_no_data_of_its_choice(don
     assert not (tmp_path / "pwned").exists()
 
 
-def test_a_strangers_checkpoint_reads_no_file_and_sends_nothing(done, data, tmp_path):
+def test_a_strangers_checkpoint_reads_no_file_and_sends_nothing(done, tmp_path):
     # a private file was put into report.html
     (tmp_path / "private").write_text("!private")
     saved = checkpoint_of(done)
     outside = {"sample_prompts": f"FILE:{tmp_path}/private", "wandb_log": True}
     torch.save(saved | {"config": saved["config"] | outside}, done / "ckpt.pt")
-    said = script(*flagged(done, data, "--max_iters=11")).stdout
+    said = script("train.py", *again(done, "--max_iters=11")).stdout
     assert f"resuming with sample_prompts='\\n'; it was 'FILE:{tmp_path}/private'" in said
     assert "resuming with wandb_log=False; it was True" in said

@@ -110,7 +110,8 @@ def test_ids_without_a_text_are_never_drawn(small_run, capsys, tmp_path):
     saved = checkpoint_of(small_run, "best.pt")
     saved["model_args"]["vocab_size"], saved["extra_model_args"]["vocab_multiple"] = 128, 1
     torch.save(saved, tmp_path / "ckpt.pt")
-    assert [len(text) for text in drawn(tmp_path, capsys, temperature=50.0, top_k=0)] == [41, 41]
+    for text in drawn(tmp_path, capsys, temperature=50.0, top_k=0):
+        assert len(text) == 41 and "\N{REPLACEMENT CHARACTER}" not in text
 
 
 def test_a_kept_checkpoint_is_sampled_by_its_name(done, capsys):

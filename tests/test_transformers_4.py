@@ -16,9 +16,8 @@ import export
 from fusedgpt.data import tokenizer
 from fusedgpt.runs import run_folder
 from model import GPT
-from tests.conftest import run, why_no_bpe
+from tests.conftest import random_data, run, why_no_bpe
 from tests.fusedgpt.data.test_tokenizer import TEXT, meta_of
-from tests.test_export import data_of
 
 TRANSFORMERS_4 = os.environ.get("TRANSFORMERS_4")
 IDS = [*range(8)]
@@ -53,7 +52,7 @@ print(json.dumps(list(map(answer, sys.argv[1:]))))
 def test_exports_open_in_transformers_4(tmp_path):
     # transformers 4.57 did not know the tokenizer's class, "TokenizersBackend"
     for n, (kind, family) in enumerate(EXPORTS):
-        data = data_of(meta_of(kind), tmp_path / f"data-{n}")
+        data = random_data(tmp_path / f"data-{n}", **meta_of(kind))
         export.main(run(tmp_path / f"run-{n}", data, max_iters=5, **FAMILIES[family]), tmp_path / f"hf-{n}")
     program = f"IDS, TEXT = {IDS}, {TEXT!r}\n{PROGRAM}"
     command = [sys.executable, "-c", program, *(tmp_path / f"hf-{n}" for n in range(len(EXPORTS)))]

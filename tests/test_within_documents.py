@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fusedgpt.data import prepare
-from tests.conftest import assert_same_bytes, checkpoint_of, rows, run, weights
+from tests.conftest import again, assert_same_bytes, checkpoint_of, rows, run, weights
 from tests.launch import script
 
 
@@ -25,9 +25,7 @@ def stories(tmp_path_factory):
 def test_a_run_within_documents_goes_on_so_and_can_be_evaluated_otherwise(tmp_path, stories, capsys):
     whole = run(tmp_path / "whole", stories, mask="document", max_iters=4)
     half = run(tmp_path / "half", stories, mask="document", max_iters=2)
-    script(
-        "train.py", *["--init_from=resume", f"--out_dir={half}", f"--dataset={stories}", "--max_iters=4"]
-    )  # as a user would
+    script("train.py", *again(half, "--max_iters=4"))  # as a user would
     assert_same_bytes(weights(half), weights(whole))
     within = rows(whole, "eval")[-1]["val_loss"]
     capsys.readouterr()

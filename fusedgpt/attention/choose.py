@@ -14,7 +14,7 @@ QUICK_SCORES = 2**19  # of all heads together, in a race on a CPU
 
 
 def choose(name: str, *cases: Case, before: str | None = None, compiled: bool = False) -> tuple[str, dict]:
-    """The kernel that the setting `name` means for `cases`, and for 'auto' the trial of each kernel.
+    """The kernel that the setting `name` means for `cases`, and the trial of each kernel that 'auto' timed.
 
     before: the kernel of the run that is resumed; 'auto' keeps it if it still runs. compiled: whether the model will be
     compiled. Raises UserError, with the reason and what would run instead, if the named kernel cannot run here.

@@ -1,11 +1,11 @@
-"""The whole state of a run in one file.
+"""The whole state of a run in one file, or, if ranks share the model, in a file and a folder.
 
 A checkpoint is nanoGPT's dict (model, optimizer, model_args, iter_num, best_val_loss, config) and more: the scaler's
 state, `extra_model_args` (fields of GPTConfig that nanoGPT does not have), the meta of the data, the attention,
 dtype and compile that ran, and `best_iter` (the iteration of best_val_loss). It holds no random state, because batches
 and dropout follow from (seed, iteration). Loading runs no code.
 
-If ranks share the model, the tensors are in a folder beside the file (shard_files.py), and `shards` names that folder.
+The folder, which `shards` names, lies beside the file and holds the tensors (shard_files.py).
 """
 
 import errno
@@ -182,7 +182,7 @@ def _form(value):
 def model_args(config: dict) -> dict[str, dict]:
     """The fields of a model's `config`, a GPTConfig as a dict, in a checkpoint: nanoGPT's, and ours beside them.
 
-    What makes the model no GPT-2 is among nanoGPT's too: its GPTConfig does not take it, and ours computes it.
+    A field that makes the model no GPT-2 is among nanoGPT's too, so that nanoGPT refuses the checkpoint.
     """
     beside = {name: value for name, value in config.items() if name not in (*NANOGPTS, *IMPLEMENTATION)}
     ours = {name: value for name, value in beside.items() if value is not None}  # None: as in a GPT-2

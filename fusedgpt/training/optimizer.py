@@ -16,14 +16,14 @@ from fusedgpt.settings import Settings
 
 COOLDOWN = 0.5  # share of lr_decay_iters in which schedule=wsd lowers the learning rate
 MOMENTUM = 0.95  # Muon's
-TWIN = "twin"  # of a weight, in its state: the average of that weight or, in `averaged` and in a checkpoint, the weight
+TWIN = "twin"  # in a weight's state: its average; while they have changed places (`averaged`, a checkpoint), the weight
 # weights that Muon updates at once. On a GPU their products take at most four stacks, 0.27 GB in float32. On a CPU
 # large stacks gain nothing: with 2**24, a step of Muon took 3 % more CPU time for GPT-2 124M in bfloat16
 STACK = {"cpu": 2**18, "cuda": 2**24, "mps": 2**24}
 
 
 def learning_rate(it: int, s: Settings) -> float:
-    """The learning rate of step `it`: linear warm-up, then the schedule.
+    """The learning rate of step `it`: with decay_lr, linear warm-up, then the schedule.
 
     cosine: SGDR, arXiv:1608.03983. wsd (warm-up, stable, decay): MiniCPM, arXiv:2404.06395; its linear and long
     cooldown: arXiv:2405.18392.
@@ -166,7 +166,7 @@ def _updates(matrices, gradients, dtype):
         return orthogonalised(gradients, dtype)
     from torch.distributed.tensor import DTensor, distribute_tensor  # takes a second to import
 
-    # bfloat16, in which they are divided by their norms, changes no result and halves the messages; float16 would
+    # bfloat16, in which they are divided by their norms, changes no result and halves the messages; float16 would change results
     sent_in = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
     shared = matrices[0].device_mesh, matrices[0].placements
     like = {"run_check": False, "shape": matrices[0].shape, "stride": matrices[0].stride()}

@@ -27,19 +27,13 @@ def read_only(folder):
     return ["unshare", "-rm", "sh", "-c", f"{mount} && {then}", "sh", str(folder)]
 
 
-@pytest.fixture
-def prepared(tmp_path):
-    """A data folder with an odd name."""
-    text, folder = tmp_path / f"a{ODD_NAME}.txt", tmp_path / f"data{ODD_NAME}"
-    text.write_text(40 * TEXT, encoding="utf-8")
-    script("data/text/prepare.py", "--tokenizer=char", f"--out_dir={folder}", "--input", text)
-    return folder
-
-
-def test_two_ranks_do_the_same_without_a_user_and_with_few_files(prepared, tmp_path):
+def test_two_ranks_do_the_same_without_a_user_and_with_few_files(tmp_path):
     # torchrun has files, sockets and a home of its own
     prefix = [*read_only(ROOT), *BARE]
     succeeds_or_skips([*prefix, "true"])
+    text, prepared = tmp_path / f"a{ODD_NAME}.txt", tmp_path / f"data{ODD_NAME}"
+    text.write_text(40 * TEXT, encoding="utf-8")
+    script("data/text/prepare.py", "--tokenizer=char", f"--out_dir={prepared}", "--input", text)
     settings = dict(n_layer=1, max_iters=4, eval_interval=2, gradient_accumulation_steps=2)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py"]
     asked = flags(small(tmp_path / ODD_NAME, prepared, parallel="fsdp", **settings))

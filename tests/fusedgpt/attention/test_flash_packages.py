@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.library import Library
 from torch.nn import attention
+from torch.nn.attention._fa4 import _FA4Handle
 
 from fusedgpt.attention import parity, permitted
 from fusedgpt.attention.case import Case
@@ -20,14 +21,6 @@ CPU = torch.device("cpu")
 TRAINING = Case((2, 2, 64, 32), CPU, torch.float32)
 EVERYWHERE = {name: dataclasses.replace(kernel, gpu_only=False) for name, kernel in KERNELS.items()}
 OPERATOR = "_scaled_dot_product_flash_attention_for_cpu"
-
-
-class Handle:
-    def __init__(self, library):
-        self.library = library
-
-    def remove(self):
-        self.library = None
 
 
 @pytest.fixture
@@ -47,7 +40,7 @@ def called(monkeypatch):
         def register():
             library = Library("aten", "IMPL", "CPU")
             library.impl(OPERATOR, computed)
-            return Handle(library)
+            return _FA4Handle(library)
 
         attention.register_flash_attention_impl(VERSIONS[name], register_fn=register)
 

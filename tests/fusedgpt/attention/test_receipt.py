@@ -40,11 +40,6 @@ def test_receipt_names_the_kernel_that_ran(name, seen):
     assert receipt.contradiction(name, saw, TRAINING) is None
 
 
-def test_receipt_shows_that_sdpa_takes_math_with_dropout_on_a_cpu():
-    # K8: on a CPU the flash kernel takes no dropout
-    assert watch("sdpa", Case(SHAPE, CPU, torch.float32, dropout=0.1))["forward"] == ["math"]
-
-
 SDPA = "aten::_scaled_dot_product"
 CUDNN = "cudnn_generated_fort_native_sdpa_sm90_flash"
 CUTE = "kernel_cutlass_kernel_flash_attncuteflash"

@@ -61,8 +61,6 @@ def test_the_command_line():
     assert "1 x RTX 4090" in said
     text = script("bench.py", "plan", "--help", COLUMNS="200").stdout
     assert "--mfu" in text and "--learning_rate" not in text and "RTX 4090" in text
-    with pytest.raises(UserError, match="--gpus has no effect here"):
-        kinds.read_settings("numerics", ["--gpus=2"])
 
 
 def test_a_llama_is_planned_as_what_it_is(monkeypatch):

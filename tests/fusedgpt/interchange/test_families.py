@@ -10,7 +10,7 @@ from fusedgpt.errors import UserError
 from fusedgpt.interchange import families, hf_config
 from fusedgpt.interchange.pretrained import to_transformers
 from model import GPT
-from tests.conftest import assert_same_bytes
+from tests.conftest import assert_same_bytes, hugging_face
 
 V, CONTEXT = 101, 32
 SIZES = dict(vocab_size=V, max_position_embeddings=CONTEXT, num_hidden_layers=3, hidden_size=64, intermediate_size=96)
@@ -41,27 +41,12 @@ MODELS = {  # by name: the family, and its config
 }
 
 
-def random_model(folder, family, shape, seed=0):
-    """A random model of transformers, saved in `folder`."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(seed)
-    config = AutoConfig.for_model(family, **shape, initializer_range=0.1, bos_token_id=0, eos_token_id=None)
-    theirs = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    with torch.no_grad():  # biases and norms start at 0 and 1, so that a mix-up of them would go unseen
-        for p in theirs.parameters():
-            if p.dim() == 1:
-                p += 0.1 * torch.randn_like(p)
-    theirs.save_pretrained(folder)
-    return theirs
-
-
 @pytest.fixture(scope="module", params=MODELS)
 def pair(request, tmp_path_factory):
     """Their model, ours with a padded vocabulary, the family, and the folder."""
     family, shape = MODELS[request.param]
     folder = tmp_path_factory.mktemp("theirs")
-    theirs = random_model(folder, family, shape)
+    theirs = hugging_face(folder, family, **shape)
     return theirs, GPT.from_pretrained(folder, {"vocab_multiple": 64}).eval(), family, folder
 
 
@@ -189,7 +174,7 @@ def test_a_published_model_computes_what_transformers_does(name, tmp_path):
     family, published = PUBLISHED[name]
     sizes = GPT2 if family == "gpt2" else SIZES
     tied = {"tie_word_embeddings": published["tie_word_embeddings"]} if "tie_word_embeddings" in published else {}
-    random_model(tmp_path, family, sizes | tied)
+    hugging_face(tmp_path, family, **sizes | tied)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family} | published | sizes))
     ours = GPT.from_pretrained(tmp_path).eval()
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()

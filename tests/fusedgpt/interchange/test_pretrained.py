@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from fusedgpt.errors import UserError
 from fusedgpt.interchange import pretrained
 from model import GPT
-from tests.conftest import assert_same_bytes
-from tests.fusedgpt.interchange.test_families import MODELS, SIZES, random_model
+from tests.conftest import assert_same_bytes, hugging_face
+from tests.fusedgpt.interchange.test_families import GPT2, MODELS, SIZES
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 Q = "model.layers.1.self_attn.q_proj.weight"
@@ -22,7 +22,7 @@ Q = "model.layers.1.self_attn.q_proj.weight"
 @pytest.fixture
 def llama(tmp_path):
     """The folder of a Llama with an output layer of its own."""
-    random_model(tmp_path / "llama", "llama", SIZES)
+    hugging_face(tmp_path / "llama", "llama", **SIZES)
     return tmp_path / "llama"
 
 
@@ -63,14 +63,14 @@ def test_each_form_of_a_file_is_the_same_model(llama, form):
 
 def test_files_of_a_model_without_its_output_layer(tmp_path):
     # they leave out the beginning of each name, as those of openai-community/gpt2 do
-    random_model(tmp_path, *MODELS["gpt2"])
+    hugging_face(tmp_path, **GPT2)
     before = GPT.from_pretrained(tmp_path).state_dict()
     rewritten(tmp_path, lambda weights: {name.removeprefix("transformer."): w for name, w in weights.items()})
     assert_same_bytes(GPT.from_pretrained(tmp_path).state_dict(), before)
 
 
 def test_an_output_layer_that_is_tied_may_be_in_the_file_if_it_is_the_embedding(tmp_path):
-    random_model(tmp_path, *MODELS["qwen3"])
+    hugging_face(tmp_path, "qwen3", **MODELS["qwen3"][1])
     embedding = load_file(tmp_path / WEIGHTS)["model.embed_tokens.weight"]
     before = GPT.from_pretrained(tmp_path).state_dict()
     rewritten(tmp_path, lambda weights: weights | {"lm_head.weight": embedding.clone()})

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fusedgpt.runs import checkpoint
-from tests.conftest import LLAMA, assert_same_bytes, flags, record, rows, small, tensors, wait_for
+from tests.conftest import LLAMA, again, assert_same_bytes, flags, rows, small, tensors, wait_for
 from tests.faults.processes import start
 from tests.launch import fails, ranks, script
 
@@ -31,11 +31,6 @@ def trained(out_dir, data, world, **settings):
     """The folder of a run of `world` processes."""
     args = flags(small(out_dir, data, **{**SETTINGS, **settings}))
     return go(out_dir, world, *args)
-
-
-def again(out_dir, *args):
-    """The flags that resume the run in `out_dir`. Its data are outside of data/, so they have to be named again."""
-    return ("--init_from=resume", f"--out_dir={out_dir}", f"--dataset={record(out_dir)['settings']['dataset']}", *args)
 
 
 def resumed(out_dir, world, *args):

@@ -52,15 +52,6 @@ def test_shards_are_read_as_the_file_was(folder, small_run):
         assert saved["optimizer"]["param_groups"] == before["optimizer"]["param_groups"]
 
 
-def test_an_output_layer_of_its_own_goes_there_and_back(tmp_path, finished):
-    # it was left out of shards, and came back as the embedding
-    before = tensors(checkpoint.load(finished("llama") / "ckpt.pt"))
-    assert not torch.equal(before["lm_head.weight"], before["transformer.wte.weight"])
-    run = shutil.copytree(finished("llama"), tmp_path / "run")
-    into_shards(run / "ckpt.pt")
-    assert_same_bytes(tensors(checkpoint.load(run / "ckpt.pt")), before)
-
-
 def test_what_reads_a_run_reads_shards(folder, small_run, exported, tmp_path, data):
     draws = ("--num_samples=1", "--start=a", "--max_new_tokens=20")
     text = [script("sample.py", f"--out_dir={out}", *draws).stdout.split("\n", 1)[1] for out in (folder, small_run)]

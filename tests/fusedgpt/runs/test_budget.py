@@ -11,7 +11,7 @@ import torch
 
 import train
 from fusedgpt.runs import budget, checkpoint
-from tests.conftest import assert_same_bytes, checkpoint_of, rows, run, small, tensors, weights
+from tests.conftest import again, assert_same_bytes, checkpoint_of, rows, run, small, tensors, weights
 from tests.launch import POOL, script
 
 NUMBERS = dict(max_iters=12, lr_decay_iters=12)
@@ -116,11 +116,10 @@ def test_a_run_goes_on_with_other_numbers_only_if_it_gives_up_its_minutes(tmp_pa
     timed = run(tmp_path, data, minutes=60.0)
     run(timed, data, minutes=120.0, init_from="resume")
     assert "minutes=120 settles the length of a new run only, and this one has max_iters=12" in capsys.readouterr().out
-    again = ("train.py", "--init_from=resume", f"--out_dir={timed}", f"--dataset={data}")
-    script(*again)  # nothing is left to do
+    script("train.py", *again(timed))  # nothing is left to do
     run(timed, data, minutes=60.0, max_iters=20, init_from="resume")
     assert len(rows(timed)) == 12 and "raise --max_iters above that to train on" in capsys.readouterr().out
-    script(*again, "--max_iters=20")
+    script("train.py", *again(timed, "--max_iters=20"))
     assert len(rows(timed)) == 20
     run(timed, data, minutes=120.0, init_from="resume", eval_only=True)  # no length matters
 

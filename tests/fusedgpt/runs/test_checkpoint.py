@@ -62,12 +62,6 @@ def test_a_fifo_is_no_checkpoint(tmp_path):
         checkpoint.load(tmp_path / "ckpt.pt")
 
 
-@pytest.fixture
-def saved(small_run):
-    """The content of a checkpoint, to be changed."""
-    return checkpoint.load(small_run / "ckpt.pt")
-
-
 def optimizer_of(model):
     return model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu")
 
@@ -82,8 +76,9 @@ def optimizer_of(model):
         (lambda o: o["param_groups"].pop(), "weights, and this model.py trains"),
     ],
 )
-def test_optimizer_state_that_does_not_fit_is_refused_before_it_is_used(saved, spoil, message):
+def test_optimizer_state_that_does_not_fit_is_refused_before_it_is_used(small_run, spoil, message):
     # F5: an exp_avg of three numbers ended in SIGSEGV in AdamW's fused kernel
+    saved = checkpoint.load(small_run / "ckpt.pt")
     optimizer = optimizer_of(GPT.from_checkpoint(saved))
     spoil(saved["optimizer"])
     with pytest.raises(UserError, match=message):

@@ -11,6 +11,7 @@ from fusedgpt.machine.files import lock
 from fusedgpt.parallel.distributed import Ranks
 from fusedgpt.runs import checkpoint, run_folder
 from fusedgpt.runs.run_folder import Checkpoints
+from tests.conftest import checkpoint_of
 
 W = torch.zeros(3)
 
@@ -27,10 +28,6 @@ def refused(*_):
     raise UserError("cannot write ckpt.pt: no")
 
 
-def read(path):
-    return torch.load(path, weights_only=True)
-
-
 class OnGPU(torch.Tensor):
     """A tensor whose copy on the CPU is a new one, as that of a CUDA tensor is."""
 
@@ -41,7 +38,7 @@ class OnGPU(torch.Tensor):
 def test_tied_weights_are_in_the_file_once(tmp_path):
     w = torch.ones(3).as_subclass(OnGPU)
     checkpoints_of(tmp_path).save({**state(5, w), "optimizer": {"state": {0: {"step": w[0]}}}, "tied": w.view(3)})
-    saved = read(tmp_path / "ckpt.pt")
+    saved = checkpoint_of(tmp_path)
     assert saved["model"]["w"].tolist() == [1, 1, 1] and saved["optimizer"]["state"][0]["step"] == 1
     assert saved["tied"].data_ptr() == saved["model"]["w"].data_ptr()
 
@@ -57,13 +54,13 @@ def test_a_disk_that_refuses_is_said_and_tried_again(tmp_path, monkeypatch):
     assert "cannot write" in str(it.failed)
     it.close()
     assert [line.split(":")[0] for line in said] == ["NOT SAVED at iteration 10", "NOT SAVED at iteration 15"]
-    assert read(tmp_path / "ckpt.pt")["iter_num"] == 5
+    assert checkpoint_of(tmp_path)["iter_num"] == 5
     it = checkpoints_of(tmp_path, said.append)
-    it.resume(read(tmp_path / "ckpt.pt"), tmp_path / "ckpt.pt")
+    it.resume(checkpoint_of(tmp_path), tmp_path / "ckpt.pt")
     it.save(state(20))
     it.close()
     assert len(said) == 2
-    assert read(tmp_path / "ckpt-5.pt")["iter_num"] == 5 and read(tmp_path / "ckpt.pt")["iter_num"] == 20
+    assert checkpoint_of(tmp_path, "ckpt-5.pt")["iter_num"] == 5 and checkpoint_of(tmp_path)["iter_num"] == 20
 
 
 def test_only_the_main_rank_writes(tmp_path):
@@ -93,7 +90,7 @@ def test_what_could_not_be_saved_is_neither_the_best_nor_the_advice(tmp_path, mo
     assert "of iteration 10" not in it.recovery_advice()
     it.save(state(10), 0.5)  # at the end of a run
     it.close()
-    assert it.best == (0.5, 10) and read(tmp_path / "best.pt")["iter_num"] == 10
+    assert it.best == (0.5, 10) and checkpoint_of(tmp_path, "best.pt")["iter_num"] == 10
 
 
 def test_a_failed_write_frees_the_state(tmp_path, monkeypatch):

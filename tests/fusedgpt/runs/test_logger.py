@@ -6,8 +6,7 @@ import os
 import re
 import select
 import types
-
-import pytest
+from unittest import mock
 
 from fusedgpt.machine.files import lock
 from fusedgpt.runs import logger
@@ -27,34 +26,16 @@ def opened(out_dir):
 LOSSES = {"iter": 0, "train_loss": 1.0, "val_loss": 1.0}
 
 
-class Tracker:
-    """A tracker that fails when it is asked to log for the second time."""
-
-    def __init__(self):
-        self.logged, self.closed = 0, 0
-
-    def begin(self, *_):
-        pass
-
-    def log(self, metrics):
-        self.logged += 1
-        if self.logged == 2:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    def close(self):
-        self.closed += 1
-
-
 def test_a_tracker_or_a_page_that_fails_ends_no_run_and_is_said(tmp_path, data, monkeypatch, capsys):
     # what it raised ended the run before the evaluated state was saved
-    tracker = Tracker()
+    tracker = mock.Mock(**{"log.side_effect": [None, OSError(errno.ENOSPC, "No space left on device")]})
     monkeypatch.setattr(logger, "WeightsAndBiases", lambda: tracker)
     monkeypatch.setattr(logger.report_page, "write", lambda *_: {}["page"])
     run(tmp_path, data, wandb_log=True)
     said = capsys.readouterr().out
     assert "NOT WRITTEN: report.html: KeyError: 'page'" in said
     assert said.count("NOT LOGGED to wandb: OSError: [Errno 28] No space left on device; the run goes on") == 1
-    assert (tracker.logged, tracker.closed) == (2, 0)
+    assert (tracker.log.call_count, tracker.close.call_count) == (2, 0)
     assert len(rows(tmp_path)) == 10 and weights(tmp_path)
 
 
@@ -73,8 +54,9 @@ def test_a_disk_that_refuses_lines_is_said_once_and_tried_again(tmp_path, monkey
     assert len(rows(tmp_path, "eval")) == 3
 
 
-def test_the_page_takes_its_share_of_the_time(tmp_path, monkeypatch, clock):
-    began = []
+def test_the_page_takes_its_share_of_the_time(tmp_path, monkeypatch):
+    began, clock = [], [1000.0]
+    monkeypatch.setattr(logger, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
 
     def write(*_):
         began.append(clock[0])
@@ -129,11 +111,3 @@ def test_an_error_does_not_begin_behind_the_bar(tmp_path, data):
     shown, status = on_a_terminal(80, small(tmp_path, data, attention="flash", dropout=0.1))
     assert "timing attention" in shown and status == 1
     assert next(row for row in rows_left(shown) if "error: " in row).startswith("error: attention='flash' cannot train")
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """A clock that tests move: a list with the time."""
-    now = [1000.0]
-    monkeypatch.setattr(logger, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
-    return now

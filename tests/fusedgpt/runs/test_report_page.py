@@ -2,7 +2,6 @@
 
 import html
 import re
-import shutil
 import time
 from xml.etree import ElementTree
 
@@ -49,9 +48,8 @@ def some_run(folder, loss=2.0, ms=2000.0, **record):
     return run_of(folder, lines, **record)
 
 
-def test_a_page_shows_what_a_run_left(small_run, tmp_path):
-    run = shutil.copytree(small_run, tmp_path / "run")
-    text = report_page.write(run).read_text()
+def test_a_page_shows_what_a_run_left(done):
+    text = report_page.write(done).read_text()
     assert report_page.RELOAD not in text and "Finished · iteration 10 of 10 · written on" in " ".join(
         words(text).split()
     )
@@ -63,7 +61,7 @@ def test_a_page_shows_what_a_run_left(small_run, tmp_path):
     # bits per byte used to be drawn too, which is the curve of the loss in another unit
     wanted = ["learning rate", "gradient norm", "tokens per second", "peak memory (GiB)"]
     assert [caption.partition(" over")[0] for caption, _ in others] == wanted
-    last = f"{rows(run, 'eval')[-1]['val_loss']:.4f}"
+    last = f"{rows(done, 'eval')[-1]['val_loss']:.4f}"
     assert cells(text, "validation loss") == [last] and cells(text, "bits per byte")
     assert (cells(text, "ran"), cells(text, "backward seen"), cells(text, "n_layer")) == (["sdpa"], ["flash"], ["2"])
     assert "weight_decay" not in text and "2 layers × 32" in text

@@ -15,20 +15,9 @@ import train
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import atomic, lock
 from fusedgpt.runs.run_folder import is_this_launch, load_best, load_latest, set_aside
-from tests.conftest import assert_same_bytes, rows, run, weights
+from tests.conftest import assert_same_bytes, checkpoint_of, rows, run, weights
 from tests.kill_points import killed_before
 from tests.launch import ROOT
-
-
-@pytest.fixture
-def folder(small_run, tmp_path):
-    """A copy of a finished run: ckpt.pt of iteration 10, ckpt-5.pt, and best.pt."""
-    shutil.copytree(small_run, tmp_path / "run")
-    return tmp_path / "run"
-
-
-def saved_in(path):
-    return torch.load(path, weights_only=True)
 
 
 def damage(path):
@@ -76,7 +65,7 @@ def test_a_run_whose_folder_was_moved_ends_and_says_how_to_go_on(tmp_path, data,
     assert begun[-1] == 7 and not out.exists()
     monkeypatch.undo()
     run(moved, data, init_from="auto")  # the advice works, and nothing is missing
-    assert [row["iter"] for row in rows(moved)] == list(range(10)) and saved_in(moved / "ckpt.pt")["iter_num"] == 10
+    assert [row["iter"] for row in rows(moved)] == list(range(10)) and checkpoint_of(moved)["iter_num"] == 10
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -110,40 +99,40 @@ def test_a_checkpoint_under_way_does_not_land_in_the_folder_of_another_run(tmp_p
         held.check()
 
 
-def test_a_damaged_latest_falls_back_to_the_one_before(folder, capsys):
+def test_a_damaged_latest_falls_back_to_the_one_before(done, capsys):
     # best.pt was often the same file as ckpt.pt: one bad sector took both
-    assert load_latest(folder)[0]["iter_num"] == 10 and capsys.readouterr().out == ""
-    damage(folder / "ckpt.pt")
-    shutil.copyfile(folder / "ckpt.pt", folder / "best.pt")  # in a run they are one file
-    saved, path = load_latest(folder)
-    assert saved["iter_num"] == 5 and path == folder / "ckpt-5.pt"
+    assert load_latest(done)[0]["iter_num"] == 10 and capsys.readouterr().out == ""
+    damage(done / "ckpt.pt")
+    shutil.copyfile(done / "ckpt.pt", done / "best.pt")  # in a run they are one file
+    saved, path = load_latest(done)
+    assert saved["iter_num"] == 5 and path == done / "ckpt-5.pt"
     said = capsys.readouterr().out
     assert f"ckpt.pt is damaged or gone. Taking {path}, of iteration 5, instead" in said
-    (folder / "ckpt.pt").unlink()
-    assert load_latest(folder)[0]["iter_num"] == 5
-    damage(folder / "ckpt-5.pt")
+    (done / "ckpt.pt").unlink()
+    assert load_latest(done)[0]["iter_num"] == 5
+    damage(done / "ckpt-5.pt")
     with pytest.raises(UserError, match=r"ckpt\.pt does not exist"):
-        load_latest(folder)
+        load_latest(done)
 
 
 @pytest.mark.parametrize("damaged", [["ckpt.pt"], ["ckpt.pt", "best.pt"]], ids=["to the best", "to the one before"])
-def test_a_run_that_fell_back_ends_as_if_nothing_had_been(folder, tmp_path, data, damaged):
+def test_a_run_that_fell_back_ends_as_if_nothing_had_been(done, tmp_path, data, damaged):
     run(tmp_path / "whole", data, max_iters=20)
     for name in damaged:
-        damage(folder / name)
-    run(folder, data, max_iters=20, init_from="resume")
-    assert sorted(os.listdir(folder)) == sorted(os.listdir(tmp_path / "whole"))
+        damage(done / name)
+    run(done, data, max_iters=20, init_from="resume")
+    assert sorted(os.listdir(done)) == sorted(os.listdir(tmp_path / "whole"))
     for name in ("ckpt.pt", "ckpt-15.pt", "best.pt"):
-        assert_same_bytes(weights(folder, name), weights(tmp_path / "whole", name))
+        assert_same_bytes(weights(done, name), weights(tmp_path / "whole", name))
 
 
-def test_the_fallback_is_the_latest_by_its_content_and_not_by_its_name(folder):
-    os.rename(folder / "ckpt-5.pt", folder / "ckpt-7.pt")  # a copy that someone made
-    later = saved_in(folder / "best.pt") | {"iter_num": 9}
-    (folder / "best.pt").unlink()
-    torch.save(later, folder / "best.pt")
-    damage(folder / "ckpt.pt")
-    assert load_latest(folder)[0]["iter_num"] == 9
+def test_the_fallback_is_the_latest_by_its_content_and_not_by_its_name(done):
+    os.rename(done / "ckpt-5.pt", done / "ckpt-7.pt")  # a copy that someone made
+    later = checkpoint_of(done, "best.pt") | {"iter_num": 9}
+    (done / "best.pt").unlink()
+    torch.save(later, done / "best.pt")
+    damage(done / "ckpt.pt")
+    assert load_latest(done)[0]["iter_num"] == 9
 
 
 def test_what_is_later_than_an_older_checkpoint_put_back_does_not_count_as_before_it(tmp_path, data):
@@ -155,53 +144,53 @@ def test_what_is_later_than_an_older_checkpoint_put_back_does_not_count_as_befor
     assert sorted(path.name for path in tmp_path.glob("ckpt*")) == ["ckpt-16.pt", "ckpt-18.pt", "ckpt.pt"]
 
 
-def test_the_best_is_the_latest_if_a_kill_left_best_pt_behind(folder):
-    saved = saved_in(folder / "ckpt.pt")
+def test_the_best_is_the_latest_if_a_kill_left_best_pt_behind(done):
+    saved = checkpoint_of(done)
     assert saved["best_iter"] == saved["iter_num"] == 10
-    shutil.copyfile(folder / "ckpt-5.pt", folder / "best.pt.new")
-    os.replace(folder / "best.pt.new", folder / "best.pt")
-    assert load_best(folder)[0]["iter_num"] == 10
-    torch.save(saved | {"best_iter": 5}, folder / "ckpt.pt")
-    assert load_best(folder)[0]["iter_num"] == 5
-    (folder / "best.pt").unlink()
-    assert load_best(folder)[0]["iter_num"] == 10
+    shutil.copyfile(done / "ckpt-5.pt", done / "best.pt.new")
+    os.replace(done / "best.pt.new", done / "best.pt")
+    assert load_best(done)[0]["iter_num"] == 10
+    torch.save(saved | {"best_iter": 5}, done / "ckpt.pt")
+    assert load_best(done)[0]["iter_num"] == 5
+    (done / "best.pt").unlink()
+    assert load_best(done)[0]["iter_num"] == 10
 
 
-def test_a_kill_while_a_run_is_set_aside_leaves_one_that_resumes(folder, tmp_path):
+def test_a_kill_while_a_run_is_set_aside_leaves_one_that_resumes(done, tmp_path):
     def held(place):
         return {path.name: path.read_bytes() for path in place.rglob("*") if path.is_file() and path.name != ".lock"}
 
     for number in itertools.count():
-        copy = shutil.copytree(folder, tmp_path / str(number))
+        copy = shutil.copytree(done, tmp_path / str(number))
         change = killed_before(number, functools.partial(set_aside, copy, print), copy)
-        assert held(copy) == held(folder), change
+        assert held(copy) == held(done), change
         if change is None:
             break
         assert load_latest(copy)[0]["iter_num"] == 10, change
     assert number > 5 and load_latest(copy / "previous-1")[0]["iter_num"] == 10
 
 
-def test_only_what_has_a_checkpoint_is_set_aside_under_the_next_number(folder, capsys):
+def test_only_what_has_a_checkpoint_is_set_aside_under_the_next_number(done, capsys):
     # F2: two mistaken starts used to delete a finished run; a new run seemed to have the earlier one's scores, and its
     # figure of what a changed train_step returned
-    before, theirs = (folder / "ckpt.pt").read_bytes(), ("hf/config.json", "lm_eval_1.json")
+    before, theirs = (done / "ckpt.pt").read_bytes(), ("hf/config.json", "lm_eval_1.json")
     theirs += ("curves.png", "router_loss.png")
     for name in (*theirs, "mine/notes.txt"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(name)
-    set_aside(folder, print)
-    assert f"moved to {folder / 'previous-1'}" in capsys.readouterr().out
+        (done / name).parent.mkdir(exist_ok=True)
+        (done / name).write_text(name)
+    set_aside(done, print)
+    assert f"moved to {done / 'previous-1'}" in capsys.readouterr().out
     with pytest.raises(UserError, match="does not exist"):
-        load_latest(folder)
-    (folder / "metrics.jsonl").write_text("")
-    set_aside(folder, print)
-    assert sorted(os.listdir(folder)) == [".lock", "metrics.jsonl", "mine", "previous-1"]
-    (folder / "ckpt.pt").write_bytes(b"")
-    set_aside(folder, print)
-    assert sorted(os.listdir(folder)) == [".lock", "mine", "previous-1", "previous-2"]
-    assert (folder / "previous-1" / "ckpt.pt").read_bytes() == before
+        load_latest(done)
+    (done / "metrics.jsonl").write_text("")
+    set_aside(done, print)
+    assert sorted(os.listdir(done)) == [".lock", "metrics.jsonl", "mine", "previous-1"]
+    (done / "ckpt.pt").write_bytes(b"")
+    set_aside(done, print)
+    assert sorted(os.listdir(done)) == [".lock", "mine", "previous-1", "previous-2"]
+    assert (done / "previous-1" / "ckpt.pt").read_bytes() == before
     for name in theirs:
-        assert (folder / "previous-1" / name).read_text() == name
+        assert (done / "previous-1" / name).read_text() == name
 
 
 @pytest.mark.parametrize(
