@@ -27,7 +27,7 @@ class Logger:
     """Prints lines and, once `open`, writes the metrics of each iteration and evaluation; only on the `main` rank.
 
     A line of metrics.jsonl is {"kind": "train" | "eval" | "sample", "iter": …, …}. Lines that the disk refuses stay in
-    memory and are tried again with each line that follows. If another process took the folder, logging raises UserError.
+    memory and are tried again with each line that follows. If another process took the folder, this raises UserError.
     """
 
     def __init__(self, main: bool):
