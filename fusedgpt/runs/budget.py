@@ -102,7 +102,7 @@ def _measured(run, step, seconds):
     evaluation_s = (time.perf_counter() - began) * batches(windows) / max(1, batches(few))
     began = time.perf_counter()
     with contextlib.suppress(UserError):  # a few steps may be enough to diverge, and then there is no sample
-        run.draw()
+        run.draw_samples()
     return Cost.of(step_ms, evaluation_s, time.perf_counter() - began)
 
 

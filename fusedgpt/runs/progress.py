@@ -18,8 +18,8 @@ from fusedgpt.terminal import in_words
 from fusedgpt.training import tuning
 
 STEPS_OF_AN_ESTIMATE = 6  # steps after which the run says how long it will take
-RECENT = 100  # steps that tell how long a step takes; of fewer, the later half
-OVERFITS = 0.01  # a validation loss that rose by this share, while the training loss fell by as much, is said
+RECENT = 100  # the last so many steps, but at most half of all, tell how long a step takes
+OVERFITS = 0.01  # a validation loss that rose by this share, while the training loss fell by more, is said
 
 
 def settings_lines(s: Settings) -> list[str]:
@@ -40,7 +40,7 @@ def lesson(evaluations: list[dict]) -> list[str]:
     """What the evaluations of a run, rows of metrics.jsonl, say at its end: the lowest loss, and whether it overfits.
 
     It does if the last two validation losses are above the lowest by OVERFITS on average, and the training loss has
-    fallen by more since. One alone may be noise.
+    fallen by more since. One alone may be noise, and so may a rise after the last but one.
     """
     losses = {row["iter"]: (number(row["train_loss"]), number(row["val_loss"])) for row in evaluations}
     found = [(val, it, train) for it, (train, val) in losses.items() if math.isfinite(train + val)]

@@ -45,7 +45,7 @@ class TrainState:
     clock: timing.StepClock
     results: StepResults  # what the steps since the last report returned
     val_losses: dict[int, float] = dataclasses.field(default_factory=dict)  # of the last evaluation, by its iteration
-    loss: float = 0.0  # loss of the last reported step
+    loss: float = 0.0  # loss of the last reported step; NaN if an evaluation since was not finite
     bad_steps: int = 0  # reported steps in a row without a finite gradient
     step_ms: list[float] = dataclasses.field(default_factory=list)
     evaluation_s: float = 0.0  # seconds of the last evaluation, 0 before the first
@@ -203,7 +203,7 @@ class Run:
         limit = self.deadline - time.perf_counter() + state.evaluation_s
         self.logger.ends_in(min(cost.seconds(state.iteration, self.s), limit))
 
-    def draw(self) -> list[tuple[str, str]]:
+    def draw_samples(self) -> list[tuple[str, str]]:
         """A sample after each prompt, as (prompt, text). Raises UserError if the weights have diverged.
 
         The main rank has prompts; if ranks share the model, all of them have.
@@ -220,7 +220,7 @@ class Run:
         self.logger.status("sampling")
         began = time.perf_counter()
         try:
-            for prompt, text in self.draw():
+            for prompt, text in self.draw_samples():
                 self.logger.sample(self.state.iteration, prompt, text)
             self.state.samples_s = time.perf_counter() - began
         except UserError as error:  # weights that have diverged; the training loop decides if the run goes on

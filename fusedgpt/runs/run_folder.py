@@ -142,7 +142,7 @@ class Checkpoints:
         self.ranks, self.together = ranks, ranks.shards > 1
         limit = datetime.timedelta(seconds=ranks.timeout)
         self.group = torch.distributed.new_group(backend="gloo", timeout=limit) if self.together else None
-        self.saved_at = 0  # iteration of the last save
+        self.saved_at = 0  # iteration of the last save, also of one that failed
         self.latest: int | None = None  # iteration of ckpt.pt
         self.best: tuple[float, int | None] = math.inf, None  # lowest validation loss on the disk, and its iteration
         self.failed: UserError | None = None  # why the last save failed, if it did

@@ -166,7 +166,7 @@ def _updates(matrices, gradients, dtype):
         return orthogonalised(gradients, dtype)
     from torch.distributed.tensor import DTensor, distribute_tensor  # takes a second to import
 
-    # bfloat16, in which they are divided by their norms, changes no result and halves the messages, and float16 changes it
+    # bfloat16, in which they are divided by their norms, halves the messages and changes no result; float16 changes it
     sent_in = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
     shared = matrices[0].device_mesh, matrices[0].placements
     like = {"run_check": False, "shape": matrices[0].shape, "stride": matrices[0].stride()}
