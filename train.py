@@ -321,7 +321,7 @@ def main(s: Settings) -> None:
         step = functools.partial(train_step, run.state, run.s, run.micro_steps)
         budget.settle(run, step, began)
         if run.s.init_from != "resume" and not s.eval_only:
-            logger.say(reading_line(run.s, len(run.loader.files["train"])))
+            logger.say(reading_line(run.s, len(run.loader.files["train"]), run.record["parameters"]))
         memory.reset_peak_memory(device)  # compilation, the rehearsal and the timing are over
         gc.collect()
         gc.freeze()  # freeze long-lived objects so that garbage collection does not stall a step

@@ -59,8 +59,7 @@ def record_of(out_dir: str | pathlib.Path) -> dict:
 
 def number(value: Any) -> float:
     """`value` of a JSON file as a float: NaN if it is no number, or not finite."""
-    known = type(value) in (int, float) and math.isfinite(value)
-    return float(value) if known else math.nan
+    return float(value) if type(value) in (int, float) and math.isfinite(value) else math.nan
 
 
 def section(record: dict, name: str) -> dict:

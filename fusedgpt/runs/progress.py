@@ -19,6 +19,7 @@ from fusedgpt.training import tuning
 
 STEPS_OF_AN_ESTIMATE = 6  # steps after which the run says how long it will take
 RECENT = 100  # the last so many steps, but at most half of all, tell how long a step takes
+OFTEN = 10  # a text of fewer tokens than the model has parameters; 20 kB, read 23 times: docs/running.md
 OVERFITS = 0.01  # a validation loss that rose by this share, while the training loss fell by more, is said
 
 
@@ -30,10 +31,11 @@ def settings_lines(s: Settings) -> list[str]:
     return ["settings other than the defaults:", *(f"  {line}" for line in lines)]
 
 
-def reading_line(s: Settings, tokens: int) -> str:
-    """How often a new run reads its training text, which has `tokens` tokens."""
+def reading_line(s: Settings, tokens: int, parameters: int) -> str:
+    """How often a new run reads its training text, and whether that is too often for a model of so many parameters."""
     times = s.max_iters * s.gradient_accumulation_steps * s.batch_size * s.block_size / tokens
-    return f"the training text has {tokens:,} tokens; the run reads it {times:.3g} times"
+    too_often = ": too often without --dropout=0.2" * (times > OFTEN and tokens < parameters and not s.dropout)
+    return f"the training text has {tokens:,} tokens; the run reads it {times:.3g} times{too_often}"
 
 
 def lesson(evaluations: list[dict]) -> list[str]:
@@ -52,7 +54,7 @@ def lesson(evaluations: list[dict]) -> list[str]:
     if rise > OVERFITS * lowest and train_then - train_now > rise and at < found[-2][1]:
         said += (
             f". Since then it rose to {last:.4f}, and the training loss fell from {train_then:.4f} to {train_now:.4f}:"
-            " the run overfits. Fewer iterations, --dropout=0.1, a smaller model or more text help; best.pt has the"
+            " the run overfits. Fewer iterations, --dropout=0.2, a smaller model or more text help; best.pt has the"
             " lowest loss, and sample.py takes it"
         )
     return [said]
