@@ -66,6 +66,23 @@ def of_study(folder: str) -> None:
     print(*report.markdown(head, cells), sep="\n")
 
 
+def texts(**folders: str) -> None:
+    """What a model learns of texts, {name: folder of a study}: its size, dropout, iterations, and time in turns."""
+    cells = []
+    for text, folder in folders.items():
+        with open(RESULTS / folder / "table.csv", encoding="utf-8") as file:
+            lines = list(csv.DictReader(file))
+        first = None
+        for line in lines:
+            s = dict(each.split("=") for each in line["variant"].split("+"))
+            took = float(line["ms"]) * int(s["max_iters"])
+            first = first or took
+            size, mean = f"{s['n_layer']} × {s['n_embd']}", f"{float(line['mean']):.3f}"
+            cells.append([text.replace("_", " "), size, s["dropout"], s["max_iters"], f"{took / first:.2g}", mean])
+    head = ["text", "layers × channels", "dropout", "iterations", "times as long", "bits per byte, mean of 3 seeds"]
+    print(*report.markdown(head, cells), sep="\n")
+
+
 def fields(path: str, *names: str, **where) -> None:
     """The fields of the lines of a .jsonl that have the values `where`."""
     found = [line for line in read_jsonl(RESULTS / path) if where.items() <= line.items()]
