@@ -24,8 +24,7 @@ SET_BY_THE_STUDY = {
 }
 # settings that take one value for the whole study: they change what a run keeps and says, not what it learns
 SHARED = ("profile", "log_interval", "keep_checkpoints", "always_save_checkpoint", "sample_interval")
-SHARED += ("sample_prompts", "wandb_log", "wandb_project", "wandb_run_name", "backend", "timeout")
-SHARED += ("minutes",)
+SHARED += ("sample_prompts", "wandb_log", "wandb_project", "wandb_run_name", "backend", "timeout", "minutes")
 
 
 @dataclasses.dataclass

@@ -25,7 +25,6 @@ class Design:
     command: str
     kind: str  # grid: all variants with all seeds; against: one config with two versions of the code; search: by Optuna
     metric: str
-    target_loss: None  # which some studies of earlier versions have
     matters: float | None
     baseline: str
     varied: list[str]  # names of the settings in `variants`, without eval_iters, which follows from batch_size
@@ -67,7 +66,6 @@ def of(request: Request, kind: str, command: str, code: dict, data: dict[str, st
         command=command,
         kind=kind,
         metric=s.metric,
-        target_loss=None,
         matters=s.matters,
         baseline=baseline,
         varied=[name for name in names if name != "eval_iters"],

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import textwrap
 from typing import Any
 
@@ -209,7 +210,8 @@ def differences(results: Results) -> Any:
     plan, found = results.design, [c for c in results.comparisons if c.n]
     figure = Figure(figsize=(WIDTH, 0.5 + 0.3 * len(found)), layout="constrained")
     notes = ["over pairs of equal seeds; 95 % intervals", *(f"Note: {each}" for each in results.warnings()[:3])]
-    style.title(figure, f"Difference in {WHAT[plan.metric]} to {plan.baseline}", notes)
+    baseline, *variants = labels([plan.baseline, *(each.variant for each in found)])
+    style.title(figure, f"Difference in {WHAT[plan.metric]} to {baseline}", notes)
     axes = figure.subplots()
     for row, each in enumerate(found):
         color, mark = WORDS.get(each.word, NO_WORD) if each.planned else NO_WORD
@@ -220,11 +222,18 @@ def differences(results: Results) -> Any:
         axes.annotate(said, (1.02, row), xycoords=("axes fraction", "data"), va="center", color=color, fontsize=8)
     axes.axvline(0, color="0.3", linewidth=0.9)
     axes.set(ylim=(len(found) - 0.5, -0.5), xlabel=f"difference in {WHAT[plan.metric]}: left is better")
-    names = [textwrap.wrap(each.variant, 26, max_lines=2, placeholder="…") for each in found]
+    names = [textwrap.wrap(name, 26, max_lines=2, placeholder="…") for name in variants]
     axes.set_yticks(range(len(found)), [plain("\n".join(lines)) for lines in names], fontsize=8)
     axes.tick_params(axis="y", length=0)
     axes.grid(True, axis="x")
     return figure
+
+
+def labels(names: list[str]) -> list[str]:
+    """The names of variants for a figure. Names made of settings lose those that all have."""
+    parts = [re.split(r"[+,](?=\w+=)", name) for name in names]
+    same = set.intersection(*map(set, parts))
+    return [" ".join(part for part in each if part not in same) or name for each, name in zip(parts, names)]
 
 
 def _page(results, sentences, figure):

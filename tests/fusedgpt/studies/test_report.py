@@ -98,6 +98,7 @@ def test_every_output_has_the_method_and_the_warnings_and_what_a_second_person_n
     figure = report.differences(results)
     assert any("1 of 3 runs diverged" in text.get_text() for text in figure.texts)
     (axes,) = figure.axes
+    assert report.labels(["a=1+b=2,c=3", "a=1+b=5,c=3", "a=1"]) == ["b=2 c=3", "b=5 c=3", "a=1"]  # all began alike
     interval = next(line for line in axes.lines if len(line.get_xdata()) == 2 and line.get_linewidth() == 2.2)
     assert list(interval.get_xdata()) == [results.comparisons[0].low, results.comparisons[0].high]
     page = (folder / "study.html").read_text()
