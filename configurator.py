@@ -214,10 +214,10 @@ def _print_help(settings, unused, description):
     if hidden := {f.name: tyro.conf.Suppress[f.type] for f in dataclasses.fields(settings) if f.name in unused}:
 
         @dataclasses.dataclass
-        class Shown(kind):  # by a class statement, because tyro reads what each setting means in the source
+        class Visible(kind):  # by a class statement, because tyro reads what each setting means in the source
             __annotations__ = hidden
 
-        kind = Shown
+        kind = Visible
     how = dict(prog=as_called(f"python {os.path.basename(sys.argv[0])}"), description=as_called(description))
     how |= dict(use_underscores=True, config=(tyro.conf.FlagConversionOff,))  # --flag=True, not --flag and --no-flag
     tyro.cli(kind, default=kind(**vars(settings)), args=["--help"], **how)

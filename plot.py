@@ -33,7 +33,7 @@ from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.home import ROOT, as_called
 from fusedgpt.machine.files import atomic
 from fusedgpt.runs import report_page
-from fusedgpt.runs.metrics import MEANING, Run, above, losses_in, names_of, view
+from fusedgpt.runs.metrics import MEANING, LoggedRun, above, losses_in, names_of, view
 from fusedgpt.runs.style import AXES, COLOURS, DPI, MARKERS, SUFFIXES, WIDTH, label_x, plain, time_unit, title
 
 SKIPPED = 8  # the first queries of a map, which see so few keys that each gets much; of a short text its first half
@@ -43,7 +43,7 @@ if it gets {MARGIN:.0%} of a row more than if all tokens of the row got the same
 LONGEST_NAME = 100  # bytes of a figure's file name that its runs take at most; file systems allow 255 in all
 
 
-def finding(runs: list[Run], y: str) -> str:
+def finding(runs: list[LoggedRun], y: str) -> str:
     """The title of a figure of `y`: which loss the runs reached; of what is no loss, what it is."""
     if y not in ("loss", "bits_per_byte"):
         return f"{MEANING.get(y, y).capitalize()}: {', '.join(names_of(runs))}"
@@ -57,7 +57,7 @@ def finding(runs: list[Run], y: str) -> str:
     return f"{what} {last:.3f} {after}" if math.isfinite(last) else f"{what} not finite {after}"
 
 
-def captions(runs: list[Run]) -> list[str]:
+def captions(runs: list[LoggedRun]) -> list[str]:
     """What a reader needs to judge a figure of each run; one text if it is the same for all."""
     texts = [report_page.about(run) for run in runs]
     if len(set(texts)) > 1:
@@ -65,7 +65,7 @@ def captions(runs: list[Run]) -> list[str]:
     return list(dict.fromkeys(texts))
 
 
-def draw_panel(axes, runs: list[Run], y: str, x: str) -> None:
+def draw_panel(axes, runs: list[LoggedRun], y: str, x: str) -> None:
     """Draw `y` of all runs: training as a line, pale if it is a loss, and validation with marks."""
     unit, scale = time_unit(runs) if x == "time" else (x, 1)
     shown = []
@@ -103,7 +103,7 @@ def draw_legend(figure, axes, inside: bool) -> None:
     figure.legend(handles, names, frameon=False, fontsize=8, loc="outside lower center")
 
 
-def draw(runs: list[Run], path: pathlib.Path, y: str | None = None, x: str = "iterations") -> None:
+def draw(runs: list[LoggedRun], path: pathlib.Path, y: str | None = None, x: str = "iterations") -> None:
     """Draw `y` of the `runs` to the file `path`. `y` is a key of MEANING, one of a run's `others`, or None for all.
 
     A value that was not finite (null in metrics.jsonl) is a gap.
@@ -169,7 +169,7 @@ def draw_heads(weights: np.ndarray, subtitle: list[str]):
     return figure
 
 
-def write_heads(run: Run, text: str, out: str | None) -> pathlib.Path:
+def write_heads(run: LoggedRun, text: str, out: str | None) -> pathlib.Path:
     """Draw the attention of the run's best checkpoint in `text`, and return the figure's path.
 
     Raises UserError if there is no checkpoint, or if the text does not fit its vocabulary or its context.
@@ -189,7 +189,7 @@ def write_heads(run: Run, text: str, out: str | None) -> pathlib.Path:
     return path
 
 
-def joined(runs: list[Run]) -> str:
+def joined(runs: list[LoggedRun]) -> str:
     """The name of a file about several runs: their paths, because runs in two folders may have the same name."""
     paths = [os.path.relpath(run.folder).replace(f"..{os.sep}", "") for run in runs]
     names = [re.sub(r"[:/\\]+", "-", path).lstrip("-") for path in paths]
@@ -199,7 +199,7 @@ def joined(runs: list[Run]) -> str:
     return f"{len(runs)} runs {hashlib.sha256(os.fsencode(name)).hexdigest()[:8]}"  # other runs get another file
 
 
-def targets(runs: list[Run], y: str | None, out: str | None) -> dict[pathlib.Path, str | None]:
+def targets(runs: list[LoggedRun], y: str | None, out: str | None) -> dict[pathlib.Path, str | None]:
     """{file of a figure: its `y`}."""
     if out:
         return {pathlib.Path(out): y}
@@ -209,7 +209,7 @@ def targets(runs: list[Run], y: str | None, out: str | None) -> dict[pathlib.Pat
     return {pathlib.Path(f"{joined(runs)}-{y or 'curves'}.png"): y}
 
 
-def write_page(runs: list[Run], out: str | None) -> pathlib.Path:
+def write_page(runs: list[LoggedRun], out: str | None) -> pathlib.Path:
     """Write the page of the runs, and return its path: report.html of one run, or a comparison of several."""
     if len(runs) == 1:
         return report_page.write(runs[0].folder)
@@ -218,14 +218,14 @@ def write_page(runs: list[Run], out: str | None) -> pathlib.Path:
     return path
 
 
-def arguments(args: list[str]) -> tuple[list[Run], dict[str, str]]:
+def arguments(args: list[str]) -> tuple[list[LoggedRun], dict[str, str]]:
     """The runs and the options on the command line. Raises UserError if one is invalid."""
     page = "--html" in args
     folders, flags = separate([arg for arg in args if arg != "--html"])
     pairs = [flag.removeprefix("--").partition("=")[::2] for flag in flags]
-    runs, options = [Run(folder) for folder in [*folders, *(value for name, value in pairs if name == "out_dir")]], {}
-    names = (*MEANING, *(name for run in runs for name in run.others))
-    allowed = {"y": names, "x": AXES, "out": None, "attention": None}
+    named = [*folders, *(value for name, value in pairs if name == "out_dir")]
+    runs, options = [LoggedRun(folder) for folder in named], {}
+    allowed = {"y": (*MEANING, *(n for run in runs for n in run.others)), "x": AXES, "out": None, "attention": None}
     for name, value in pairs:
         if name not in (*allowed, "out_dir") or not value:
             there = "--y=NAME, --x=NAME, --out=PATH, --attention=TEXT, and --html alone"

@@ -32,7 +32,7 @@ from fusedgpt.data import dataset
 from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.home import ROOT, SCRIPTS
 from fusedgpt.machine import files
-from fusedgpt.studies import design, outcomes, report, runner, search, step_time, versions
+from fusedgpt.studies import design, outcomes, runner, search, step_time, study_report, versions
 from fusedgpt.studies.design import Design
 from fusedgpt.studies.runner import Roots, Runner, order
 
@@ -132,9 +132,9 @@ def conclude(folder: pathlib.Path) -> None:
         results = outcomes.read(folder)
         if not any(o.row for o in results.outcomes):
             raise UserError(f"no run of the study in {folder} has ended, or outcomes.jsonl is gone: nothing to report")
-        said = search.sentences(results) if results.design.kind == "search" else report.sentences(results)
-        paths = report.write(results, said)
-    print(report.markdown(results), "", *results.warnings(), *said, sep="\n")
+        said = search.sentences(results) if results.design.kind == "search" else study_report.sentences(results)
+        paths = study_report.write(results, said)
+    print(study_report.markdown(results), "", *results.warnings(), *said, sep="\n")
     print(f"wrote {paths[-1]}, and tables and figures beside it")
 
 

@@ -14,7 +14,7 @@ import pytest
 import plot
 from fusedgpt.errors import UserError
 from fusedgpt.runs import style
-from fusedgpt.runs.metrics import Run
+from fusedgpt.runs.metrics import LoggedRun
 from tests.fusedgpt.runs.test_metrics import evaluation, run_of, step
 from tests.launch import fails, script
 
@@ -135,19 +135,19 @@ def test_a_run_that_has_just_begun_is_drawn(tmp_path, axes):
     for run in runs:
         plot.draw_panel(axes.figure.subplots(), [run, run], "loss", "time")
     (tmp_path / "a" / "run.json").unlink()
-    plot.draw([Run(tmp_path / "a")], tmp_path / "curves.png", x="time")
+    plot.draw([LoggedRun(tmp_path / "a")], tmp_path / "curves.png", x="time")
     assert int.from_bytes((tmp_path / "curves.png").read_bytes()[16:20]) == plot.WIDTH * 50
 
 
 def test_a_caption_says_where_and_when_a_run_ran(small_run, tmp_path):
     record = json.loads((small_run / "run.json").read_text())
-    (caption,) = plot.captions([plot.Run(small_run)])
+    (caption,) = plot.captions([plot.LoggedRun(small_run)])
     for part in ("cpu (", "float32", "2 layers × 32", "64 tokens a step", record["environment"]["torch"]):
         assert part in caption
-    assert plot.captions([plot.Run(small_run)] * 2) == [caption]  # what is the same for all is said once
+    assert plot.captions([plot.LoggedRun(small_run)] * 2) == [caption]  # what is the same for all is said once
     copied = shutil.copytree(small_run, tmp_path / "copied")  # as git does: it used to become the date of the run
     os.utime(copied / "metrics.jsonl", (0, 0))
-    assert plot.captions([plot.Run(copied)]) == [caption] and re.search(r", 20\d\d-\d\d-\d\d$", caption)
+    assert plot.captions([plot.LoggedRun(copied)]) == [caption] and re.search(r", 20\d\d-\d\d-\d\d$", caption)
 
 
 def test_a_title_says_the_finding(tmp_path):
@@ -213,7 +213,7 @@ def test_attention_of_any_run_is_drawn(done, monkeypatch):
     assert said.endswith("attention.png\n") and (done / "attention.png").read_bytes()[:4] == PNG
     found, draw_heads = [], plot.draw_heads
     monkeypatch.setattr(plot, "draw_heads", lambda *args: found.append(draw_heads(*args)) or found[0])
-    plot.write_heads(Run(done), "ABABAB", str(done / "mine.svg"))
+    plot.write_heads(LoggedRun(done), "ABABAB", str(done / "mine.svg"))
     maps = [axes for axes in found[0].axes if axes.images]
     assert [axes.get_title().split("\n")[0] for axes in maps[1:3]] == ["layer 1, head 2", "layer 2, head 1"]
     for axes in maps:
@@ -222,7 +222,7 @@ def test_attention_of_any_run_is_drawn(done, monkeypatch):
         assert axes.images[0].get_clim() == (0, 1)  # the first row is 1 everywhere: colours must not depend on it
     for text, sentence in (("A" * 17, "more than block_size=16"), ("~", "~")):
         with pytest.raises(UserError, match=sentence):
-            plot.write_heads(Run(done), text, None)
+            plot.write_heads(LoggedRun(done), text, None)
 
 
 def test_bad_input_is_one_sentence(small_run, tmp_path):

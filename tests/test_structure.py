@@ -1,6 +1,7 @@
 """The house rules of CONTRIBUTING.md that ruff does not check: who imports whom, and how long a function may be."""
 
 import ast
+import collections
 import graphlib
 import subprocess
 import sys
@@ -40,6 +41,14 @@ IMPORTS = {
 def test_no_module_imports_itself_through_others():
     order = list(graphlib.TopologicalSorter(IMPORTS).static_order())  # raises CycleError
     assert order.index("fusedgpt.errors") < order.index("model") < order.index("train")
+
+
+def test_a_name_stands_for_one_file_or_class():
+    # three classes were called Run. Each script and each kind of benchmark has its own Settings
+    names = [file.stem for file in ROOT.glob("fusedgpt/**/*.py") if file.stem != "__init__"]
+    classes = (node.name for tree in MODULES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    counts = collections.Counter([*names, *(name for name in classes if name != "Settings")])
+    assert [name for name, count in counts.items() if count > 1] == []
 
 
 def test_no_script_is_imported():

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from fusedgpt.runs.metrics import Run, record_of
+from fusedgpt.runs.metrics import LoggedRun, record_of
 from fusedgpt.studies import outcomes
 from tests.conftest import TINY, assert_same_bytes, weights
 from tests.fusedgpt.studies import fakes
@@ -42,7 +42,7 @@ def test_a_study_ends_with_a_verdict(done):
 def test_runs_differ_in_what_varies_and_in_nothing_else(done):
     results = outcomes.read(done[0])
     assert results.warnings() == []
-    runs = {(o.variant, o.seed): Run(outcomes.folder_of(done[0], o.variant, o.seed)) for o in results.outcomes}
+    runs = {(o.variant, o.seed): LoggedRun(outcomes.folder_of(done[0], o.variant, o.seed)) for o in results.outcomes}
     settings = [each.record["settings"] for each in runs.values()]
     varied = {name for name in settings[0] if len({str(each[name]) for each in settings}) > 1}
     assert varied == {"learning_rate", "seed", "out_dir", "attention"}  # auto in the first run, settled in the others

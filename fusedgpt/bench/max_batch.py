@@ -23,7 +23,7 @@ from fusedgpt.bench.process import Contender
 from fusedgpt.bench.report import Shown, gib, of_training
 from fusedgpt.bench.rows import Ended, Result
 from fusedgpt.errors import UserError
-from fusedgpt.estimates.memory import Memory, Run
+from fusedgpt.estimates.training_memory import Load, Memory
 from fusedgpt.machine import memory
 from fusedgpt.machine.device import dtype_name, resolve_compile, resolve_device, resolve_dtype
 from fusedgpt.machine.timing import summary
@@ -126,10 +126,10 @@ def largest(fits: Callable[[int], bool], guess: int) -> int:
 
 
 def estimated(s: Settings, device: torch.device, free: float) -> int:
-    """The most sequences that fit by the formulas of estimates/memory.py; 0 if none does."""
+    """The most sequences that fit by the formulas of estimates/training_memory.py; 0 if none does."""
     config = GPTConfig.of(s, vocab_size=s.vocab_size or training.data(s)[1]["vocab_size"], loss=s.loss)
     of_this = dict(dtype=dtype_name(resolve_dtype(s.dtype, device)), compile=resolve_compile(s.compile, device)[0])
-    run = Run.of(s, **of_this, cpu=device.type == "cpu")
+    run = Load.of(s, **of_this, cpu=device.type == "cpu")
     return largest(lambda n: Memory.of(config, dataclasses.replace(run, batch_size=n)).total <= free, 1)
 
 

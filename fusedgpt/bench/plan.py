@@ -1,7 +1,7 @@
 """What training would take on GPUs that are not here: memory by formulas, time by a share of their peak.
 
-Computed, not measured: the same command says the same in a second. Memory is that of fusedgpt/estimates/memory.py. Time
-is GPTConfig.flops_per_token over the peak of the GPUs' data sheet, times --mfu: take that of a run like yours.
+Computed, not measured: the same command says the same in a second. Memory is by fusedgpt/estimates/training_memory.py.
+Time is GPTConfig.flops_per_token over the peak of the GPUs' data sheet, times --mfu: take that of a run like yours.
 """
 
 import dataclasses
@@ -13,14 +13,14 @@ from fusedgpt import dimensions, settings
 from fusedgpt.attention.table import scores_held
 from fusedgpt.dimensions import RECOMPUTE, GPTConfig
 from fusedgpt.errors import UserError
-from fusedgpt.estimates.memory import Memory, Run
+from fusedgpt.estimates.training_memory import Load, Memory
 from fusedgpt.machine.flops import GPUS
 from fusedgpt.parallel.distributed import Ranks
 from fusedgpt.terminal import in_words
 
 TRAINS = True
 DEFAULTS = {"vocab_size": 50257}
-RUN_FIELDS = [field.name for field in dataclasses.fields(Run)]
+RUN_FIELDS = [field.name for field in dataclasses.fields(Load)]
 USED = {"init_from", "loss", "max_iters", *dimensions.NAMES, *RUN_FIELDS}
 # a plan is for compiled steps in 16 bits, and counts attention over the whole window
 UNUSED = [field.name for field in dataclasses.fields(settings.Settings) if field.name not in USED]
@@ -60,17 +60,17 @@ def config_of(s) -> GPTConfig:
     return config
 
 
-def run_of(s) -> Run:
+def run_of(s) -> Load:
     """The run that the settings describe. Raises UserError if its GPUs cannot share the work that way."""
     if s.gpus < 1:
         raise UserError(f"gpus={s.gpus} must be 1 or more")
     Ranks(world=s.gpus).micro_steps(s.gradient_accumulation_steps)
     if s.shard_size and s.gpus % s.shard_size:
         raise UserError(f"shard_size={s.shard_size} must divide gpus={s.gpus}, or be None, to share among all")
-    return Run.of(s, dtype="bfloat16", compile=True)
+    return Load.of(s, dtype="bfloat16", compile=True)
 
 
-def refuse(config: GPTConfig, run: Run, gpu: str) -> None:
+def refuse(config: GPTConfig, run: Load, gpu: str) -> None:
     """Raise UserError if `run` does not fit; the message names the nearest settings that do."""
     needed, room = Memory.of(config, run).total, GPUS[gpu].memory
     if needed <= room:
@@ -85,7 +85,7 @@ def refuse(config: GPTConfig, run: Run, gpu: str) -> None:
     )
 
 
-def nearest(config: GPTConfig, run: Run, room: float) -> Run | None:
+def nearest(config: GPTConfig, run: Load, room: float) -> Load | None:
     """The nearest run that fits, or None: smaller micro-batches, recomputation, fsdp, more GPUs, tried in this order.
 
     A step keeps its number of sequences, or gets one per GPU if it has fewer. room: a GPU's memory in bytes.
@@ -107,7 +107,7 @@ def nearest(config: GPTConfig, run: Run, room: float) -> Run | None:
     return None
 
 
-def said(config: GPTConfig, run: Run, gpu: str, mfu: float, max_iters: int) -> list[str]:
+def said(config: GPTConfig, run: Load, gpu: str, mfu: float, max_iters: int) -> list[str]:
     """The run, its memory and its time in words, a line each. All of its time is that of its training steps."""
     memory, room = Memory.of(config, run), GPUS[gpu].memory
     parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in dataclasses.asdict(memory).items() if size)

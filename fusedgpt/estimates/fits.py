@@ -6,7 +6,7 @@ from typing import Any
 
 from fusedgpt import dimensions
 from fusedgpt.errors import UserError
-from fusedgpt.estimates.memory import Memory, Run, least_memory
+from fusedgpt.estimates.training_memory import Load, Memory, least_memory
 from fusedgpt.machine import memory
 from fusedgpt.machine.device import asks_to_compile, dtype_name
 
@@ -19,9 +19,9 @@ def check_run(
     Builds nothing. Raises UserError if the model certainly does not fit.
     """
     compiled = asks_to_compile(s.compile, device)
-    run = Run.of(s, dtype=dtype_name(dtype), compile=compiled, gpus=processes, cpu=device.type == "cpu")
+    run = Load.of(s, dtype=dtype_name(dtype), compile=compiled, gpus=processes, cpu=device.type == "cpu")
     if backward:
-        who = "the estimate of memory (fusedgpt/estimates/memory.py)"
+        who = "the estimate of memory (fusedgpt/estimates/training_memory.py)"
         why = dimensions.unknown(config, who, dimensions.COUNTED)
         say(f"memory: not estimated: {why}" if why else in_words(Memory.of(config, run), processes))
     check_training(config, batch_size, device, dtype, backward, s.optimizer == "muon", run.shards)

@@ -76,7 +76,7 @@ class Line:
     values: np.ndarray
 
 
-class Run:
+class LoggedRun:
     """The run in a folder. Raises UserError if it has no metrics.jsonl; an absent or damaged run.json is {}."""
 
     def __init__(self, out_dir: str | pathlib.Path):
@@ -123,13 +123,13 @@ class Run:
         return np.interp(iters, np.append(0, self.train["iter"] + 1), np.append(0, done))
 
 
-def names_of(runs: list[Run]) -> list[str]:
+def names_of(runs: list[LoggedRun]) -> list[str]:
     """The names of the runs beside each other: those of their folders, or their paths if two folders have one name."""
     names = [run.name for run in runs]
     return names if len(set(names)) == len(names) else [os.path.relpath(run.folder) for run in runs]
 
 
-def losses_in(runs: list[Run]) -> str:
+def losses_in(runs: list[LoggedRun]) -> str:
     """The loss that compares the `runs`: 'loss', or 'bits_per_byte' if their tokenizers differ.
 
     They differ if a nat per token is another number of bits per byte, by more than the 1 % that other windows make.

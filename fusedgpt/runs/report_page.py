@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from fusedgpt.machine.files import atomic
-from fusedgpt.runs.metrics import MEANING, Run, above, losses_in, names_of, number, section, thinned, view
+from fusedgpt.runs.metrics import MEANING, LoggedRun, above, losses_in, names_of, number, section, thinned, view
 from fusedgpt.runs.pages import fill
 from fusedgpt.runs.style import time_unit
 from fusedgpt.settings import Settings
@@ -28,14 +28,14 @@ def write(out_dir: str | pathlib.Path, running: bool = False) -> pathlib.Path:
     times of an earlier start in it, and a killed run has none. Raises UserError if there is no metrics.jsonl, or the
     disk refuses.
     """
-    run = Run(out_dir)
+    run = LoggedRun(out_dir)
     path = run.folder / "report.html"
     with atomic(path) as file:
         file.write(fill(run.name, _state(run, running) + _body([run], "loss"), RELOAD * running))
     return path
 
 
-def compare(runs: list[Run], path: pathlib.Path) -> None:
+def compare(runs: list[LoggedRun], path: pathlib.Path) -> None:
     """Write a page with several runs beside each other to the file `path`. Raises UserError if the disk refuses."""
     loss = losses_in(runs)
     lead = f"<p class='lead'>{html.escape(headline(runs, loss))}</p>"
@@ -43,7 +43,7 @@ def compare(runs: list[Run], path: pathlib.Path) -> None:
         file.write(fill(f"{len(runs)} runs", lead + _body(runs, loss)))
 
 
-def headline(runs: list[Run], loss: str) -> str:
+def headline(runs: list[LoggedRun], loss: str) -> str:
     """Which of several runs ends lowest, and whether they were last evaluated at different iterations.
 
     loss: as losses_in(runs).
@@ -64,7 +64,7 @@ def headline(runs: list[Run], loss: str) -> str:
     return said
 
 
-def about(run: Run) -> str:
+def about(run: LoggedRun) -> str:
     """What a reader needs to judge a figure: machine, model, batch, versions, date. Unknown parts are left out."""
     record, settings = run.record, section(run.record, "settings")
     environment, model = section(record, "environment"), section(record, "model")

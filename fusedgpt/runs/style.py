@@ -2,7 +2,7 @@
 
 import textwrap
 
-from fusedgpt.runs.metrics import Run
+from fusedgpt.runs.metrics import LoggedRun
 
 AXES = ("iterations", "tokens", "time")
 SUFFIXES = (".png", ".pdf", ".svg")
@@ -17,7 +17,7 @@ LINE = 0.135  # inches: height of a line of the subtitle
 UNITS = (("seconds", 1), ("minutes", 60), ("hours", 3600), ("days", 86400))
 
 
-def time_unit(runs: list[Run]) -> tuple[str, int]:
+def time_unit(runs: list[LoggedRun]) -> tuple[str, int]:
     """(name, seconds) of the largest unit of time that fits at least twice into the longest run."""
     longest = max(run.position(run.train["iter"][-1:] + 1, "time").max(initial=0) for run in runs)
     return max((unit for unit in UNITS if longest >= 2 * unit[1]), key=lambda unit: unit[1], default=UNITS[0])

@@ -10,10 +10,10 @@ import numpy as np
 
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import read_jsonl
-from fusedgpt.runs.metrics import Run, number, section
+from fusedgpt.runs.metrics import LoggedRun, number, section
 from fusedgpt.studies import design, verdict
 from fusedgpt.studies.design import Design
-from fusedgpt.studies.verdict import Comparison
+from fusedgpt.studies.verdict import Finding
 
 OVER = ("finished", "diverged")  # a run that failed is tried again by the next call
 WITHOUT = ("diverged", "failed")  # how a run may be over without a value
@@ -73,7 +73,7 @@ class Results:
         return {how: ended.count(how) for how in WITHOUT if how in ended}
 
     @functools.cached_property
-    def comparisons(self) -> list[Comparison]:
+    def comparisons(self) -> list[Finding]:
         """The verdict on each variant but the baseline. There is none before a look is complete, or without a value."""
         plan, values = self.design, self.values()
         base, pairs, untested = values[plan.baseline], {}, set()
@@ -145,7 +145,7 @@ def row_of(out_dir: pathlib.Path) -> dict[str, Any]:
     """What outcomes.jsonl keeps of the run in a folder: its evaluations, times and machine; {} if it has none."""
     if not (out_dir / "metrics.jsonl").exists():
         return {}
-    run = Run(out_dir)
+    run = LoggedRun(out_dir)
     ms, iters = run.train["ms"], run.eval["iter"]
     tokens = run.position(iters, "tokens") if run.tokens_per_step > 0 else np.full(len(iters), math.nan)
     evals = {"iter": iters, "tokens": tokens} | {name: run.eval[name] for name in EVALS[2:]}

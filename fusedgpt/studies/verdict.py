@@ -30,7 +30,7 @@ METHOD = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class Finding:
     """A variant against the baseline. Differences are variant − baseline; lower is better."""
 
     variant: str
@@ -58,7 +58,7 @@ def compare(
     planned: frozenset[str] | None = None,
     looks: tuple[int, ...] = (),
     matters: float | None = None,
-) -> list[Comparison]:
+) -> list[Finding]:
     """The verdict on each variant of `differences`, {variant: its differences to the baseline, by seed}.
 
     largest: of the values, which tells what is rounding. untested: variants that get no verdict, but count as
@@ -98,7 +98,7 @@ def _comparison(name, differences, p, level, largest, planned, matters):
             spreads = [sd * math.sqrt((n - 1) / float(stats.chi2.ppf(q, n - 1))) for q in (0.975, 0.025)]
             found = tuple(smallest(each, n, level) for each in spreads)
             needed = tuple(seeds_needed(mean / 2, each, level) for each in spreads)
-    return Comparison(name, n, mean, low, high, p, word, _size(low, high, matters), planned, found, needed)
+    return Finding(name, n, mean, low, high, p, word, _size(low, high, matters), planned, found, needed)
 
 
 def _size(low, high, matters):

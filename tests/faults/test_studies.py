@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from fusedgpt.runs.metrics import Run
-from fusedgpt.studies import outcomes, report
+from fusedgpt.runs.metrics import LoggedRun
+from fusedgpt.studies import outcomes, study_report
 from tests.faults.processes import rng
 from tests.fusedgpt.studies import fakes
 
@@ -40,8 +40,8 @@ def test_a_study_that_is_killed_again_and_again_ends_with_the_same_table(tmp_pat
         assert last.wait(120) == 0, last.communicate()[0]
         found = outcomes.read(folder)
         ended = [(o.variant, o.seed, o.status, repr(o.value)) for o in found.outcomes]
-        losses = [Run(outcomes.folder_of(folder, *each[:2])).train["loss"].tolist() for each in ended]
-        tables.append((ended, repr(losses), report.sentences(found), report.markdown(found)))
+        losses = [LoggedRun(outcomes.folder_of(folder, *each[:2])).train["loss"].tolist() for each in ended]
+        tables.append((ended, repr(losses), study_report.sentences(found), study_report.markdown(found)))
     assert tables[0] == tables[1] and {each[2] for each in ended} == {"finished", "diverged"}
 
 

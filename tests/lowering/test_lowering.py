@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from fusedgpt.dimensions import GPTConfig
-from fusedgpt.estimates.memory import Memory, Run
+from fusedgpt.estimates.training_memory import Load, Memory
 from tests.launch import ROOT
 
 pytestmark = [
@@ -54,7 +54,7 @@ def lower(tmp_path_factory):
 
 def line_of(attention, forward, backward):
     """The line of a kernel in the table of docs/benchmarks.md."""
-    config, run = GPTConfig(**GPT2), Run(batch_size=12, attention=attention)
+    config, run = GPTConfig(**GPT2), Load(batch_size=12, attention=attention)
     held = Memory.of(config, run)
     least = 2 * (held.weights + 4 * config.num_params + held.activations + held.logits) / 1e9
     both = [

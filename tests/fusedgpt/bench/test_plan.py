@@ -9,7 +9,7 @@ import bench
 from configurator import configure
 from fusedgpt.bench import kinds, plan
 from fusedgpt.errors import UserError
-from fusedgpt.estimates.memory import Memory, Run
+from fusedgpt.estimates.training_memory import Load, Memory
 from fusedgpt.settings import validate
 from model import GPTConfig
 from tests.launch import ROOT, script
@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_refused_with_the_nearest_that_does(args, changes):
 @pytest.mark.parametrize(("attention", "recompute"), [("auto", "block"), ("manual", "attention")])
 def test_the_nearest_saves_what_it_says(attention, recompute):
     # a fused kernel keeps next to nothing that recompute=attention could save
-    run = Run(1, attention=attention)
+    run = Load(1, attention=attention)
     room = Memory.of(GPT2, dataclasses.replace(run, recompute="attention")).total
     assert plan.nearest(GPT2, run, room).recompute == recompute
 

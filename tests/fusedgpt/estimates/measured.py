@@ -2,7 +2,7 @@
 
 import torch
 
-from fusedgpt.estimates.memory import Memory, Run
+from fusedgpt.estimates.training_memory import Load, Memory
 from fusedgpt.machine.device import DTYPES, autocast
 from fusedgpt.machine.memory import peak_bytes
 from fusedgpt.parallel import fsdp
@@ -18,7 +18,7 @@ MANY_IDS = SMALL | dict(vocab_size=20000, n_layer=2)  # logits take more than al
 FLASH, MANUAL, BLOCKED = (dict(attention=name, dtype="float32") for name in ("flash", "manual", "blocked"))
 # the other families' parts; a Llama has a second, untied embedding
 PARTS = dict(position="rotary", norm="rmsnorm", mlp="swiglu", n_kv_head=2, tie_embeddings=False)
-# the model, and Run's arguments for a process on a CPU; bfloat16 is slow on a CPU without instructions for it
+# the model, and Load's arguments for a process on a CPU; bfloat16 is slow on a CPU without instructions for it
 ALONE = [
     *((SMALL, dict(batch_size=2, attention=name)) for name in ("flash", "manual", "blocked", "math")),
     *((WIDE, dict(MANUAL, batch_size=2, recompute=again)) for again in ("none", "attention", "block")),
@@ -44,7 +44,7 @@ SHARED = [
 ]
 
 
-def step_of(model: GPT, run: Run):
+def step_of(model: GPT, run: Load):
     """A function that makes a training step of a process, as train.py does."""
     c, optimizer = model.config, model.configure_optimizers(0.1, 1e-3, (0.9, 0.95), "cpu")
     x, y = (torch.randint(c.vocab_size, (run.batch_size, c.block_size)) for _ in range(2))
@@ -64,7 +64,7 @@ def step_of(model: GPT, run: Run):
 
 def memory_error(rank: int, gpus: int, shape: dict, how: dict) -> dict:
     """A step's estimated and measured peak in one of `gpus` processes, beyond weights and AdamW's moments, in bytes."""
-    run = Run(**dict(compile=False, parallel="fsdp" if gpus > 1 else "ddp", gpus=gpus, cpu=True) | how)
+    run = Load(**dict(compile=False, parallel="fsdp" if gpus > 1 else "ddp", gpus=gpus, cpu=True) | how)
     torch.manual_seed(0)
     model = GPT(GPTConfig(**shape, attention=run.attention, recompute=run.recompute))
     if gpus > 1:

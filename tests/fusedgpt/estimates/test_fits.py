@@ -7,7 +7,7 @@ import torch
 
 from fusedgpt.errors import UserError
 from fusedgpt.estimates.fits import check_training, in_words
-from fusedgpt.estimates.memory import Memory
+from fusedgpt.estimates.training_memory import Memory
 from fusedgpt.machine import memory
 from model import GPTConfig
 

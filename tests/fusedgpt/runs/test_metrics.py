@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fusedgpt.errors import UserError
-from fusedgpt.runs.metrics import Line, Run, above, losses_at, read_metrics, thinned, view
+from fusedgpt.runs.metrics import Line, LoggedRun, above, losses_at, read_metrics, thinned, view
 
 
 def run_of(folder, lines, **record):
@@ -16,7 +16,7 @@ def run_of(folder, lines, **record):
     folder.mkdir(exist_ok=True)
     (folder / "metrics.jsonl").write_text("\n".join(texts) + "\n")
     (folder / "run.json").write_text(json.dumps(record))
-    return Run(folder)
+    return LoggedRun(folder)
 
 
 def step(n, loss=2.0, **more):
@@ -34,7 +34,7 @@ def test_a_line_that_was_cut_short_is_left_out(tmp_path):
     assert np.isnan(run.train["lr"]).all() and np.isnan(run.train["ms"]).all()
     assert run.samples == [sample] == read_metrics(tmp_path, "sample")
     with pytest.raises(UserError, match="name the folder of a run"):
-        Run(tmp_path / "nowhere")
+        LoggedRun(tmp_path / "nowhere")
 
 
 def test_losses_are_those_of_the_iteration(tmp_path):
@@ -55,7 +55,7 @@ def test_what_some_steps_return_is_a_line_of_those_steps(tmp_path):
 def test_run_json_may_be_damaged(tmp_path, text):
     run_of(tmp_path, [step(0)])
     (tmp_path / "run.json").unlink() if text is None else (tmp_path / "run.json").write_text(text)
-    assert Run(tmp_path).record == {} and np.isnan(Run(tmp_path).position(np.zeros(1), "tokens")).all()
+    assert LoggedRun(tmp_path).record == {} and np.isnan(LoggedRun(tmp_path).position(np.zeros(1), "tokens")).all()
 
 
 def test_an_axis_of_tokens_or_time_says_what_was_done_before_a_step(tmp_path):

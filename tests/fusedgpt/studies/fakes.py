@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 
 import study
-from fusedgpt.studies import outcomes, report, runner, step_time
+from fusedgpt.studies import outcomes, runner, step_time, study_report
 from tests.launch import ROOT, script
 
 # The loss falls towards (log10(learning_rate) + 2)² + 1, plus a part that follows from the seed. A rate above 10
@@ -102,10 +102,10 @@ PROCESS = """
 import pathlib, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background would ignore it
 from fusedgpt.errors import one_sentence
-from fusedgpt.studies import report, search, step_time
+from fusedgpt.studies import search, step_time, study_report
 from tests.fusedgpt.studies import fakes
 search.HEARTBEAT_S, search.GRACE_S, search.NAP_S = 1, 4, 0.1  # the trial of a worker that died is soon queued again
-step_time.measure, report.images = fakes.turns, fakes.no_images
+step_time.measure, study_report.images = fakes.turns, fakes.no_images
 with one_sentence():
     fakes.work(*map(pathlib.Path, sys.argv[1:3]), *sys.argv[3:])
 """
@@ -133,7 +133,7 @@ def turns(plan, names, *_):
 
 
 def no_images(results):
-    """Stands for report.images: a figure takes seconds to draw and write."""
+    """Stands for study_report.images: a figure takes seconds to draw and write."""
     return {}
 
 
@@ -143,7 +143,7 @@ def in_this_process() -> Iterator[None]:
     with (
         mock.patch.multiple(runner, subprocess=mock.Mock(Popen=here), POLL_S=0),
         mock.patch.object(step_time, "measure", turns),
-        mock.patch.object(report, "images", no_images),
+        mock.patch.object(study_report, "images", no_images),
         mock.patch.object(torch.compiler, "reset"),  # after each script; these compile nothing
     ):
         yield

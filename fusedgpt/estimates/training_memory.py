@@ -15,7 +15,7 @@ BLOCK = 256  # queries in a block of attention=blocked
 
 
 @dataclass(frozen=True)
-class Run:
+class Load:
     """The settings of a training run on which memory depends; names and values as in Settings."""
 
     batch_size: int
@@ -33,7 +33,7 @@ class Run:
 
     @classmethod
     def of(cls, s: Any, **resolved) -> Self:
-        """A Run of the settings `s`; `resolved` gives values that `s` lacks, or has as "auto"."""
+        """The Load of the settings `s`; `resolved` gives values that `s` lacks, or has as "auto"."""
         shared = {field.name: getattr(s, field.name) for field in fields(cls) if hasattr(s, field.name)}
         return cls(**shared | resolved)
 
@@ -69,7 +69,7 @@ class Memory:
     copies: float  # weights that are cast to the dtype of the products, or gathered from other GPUs
 
     @classmethod
-    def of(cls, config: Any, run: Run) -> Self:
+    def of(cls, config: Any, run: Load) -> Self:
         """Bytes of a GPU's tensors at the fullest moment of a step, without CUDA's and NCCL's own memory.
 
         Weights, gradients and AdamW's moments are 16 bytes a parameter, averages of weights 4 more, divided over the

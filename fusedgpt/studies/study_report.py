@@ -68,7 +68,7 @@ def interval(low: float, high: float) -> str:
 
 
 def word(c: Any) -> str:
-    """The verdict of a Comparison, in a few words."""
+    """The verdict of a Finding, in a few words."""
     said = f"{c.word}, {c.size}".removesuffix(", ")
     return said if c.planned or not c.tested else f"exploratory: {said}"
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from fusedgpt.estimates.memory import Memory, Run, least_memory
+from fusedgpt.estimates.training_memory import Load, Memory, least_memory
 from fusedgpt.machine.files import read_jsonl
 from model import GPT, GPTConfig
 from tests.fusedgpt.estimates import measured
@@ -32,7 +32,7 @@ def test_memory_is_what_a_step_really_holds(case):
     found = measured.memory_error(0, 1, *case)
     assert found["estimate"] == pytest.approx(found["measured"], rel=0.15)
     # train.py refuses by least_memory: it has to stay below what a run holds
-    config, run = GPTConfig(**shape), Run(**how)
+    config, run = GPTConfig(**shape), Load(**how)
     held = found["measured"] + 12 * config.num_params
     assert least_memory(config, run.batch_size, run.itemsize, backward=True, muon=False) <= held
 
@@ -52,7 +52,7 @@ def test_memory_of_an_h200_is_at_most_a_fifth_off():
     for row in rows:
         ran = row["ran"]
         config = dataclasses.replace(GPT2, vocab_size=ran["padded_vocab_size"], vocab_multiple=1)
-        found = Memory.of(config, Run(12, attention=ran["attention"]))
+        found = Memory.of(config, Load(12, attention=ran["attention"]))
         assert row["peak_memory"] == pytest.approx(found.total, rel=0.2), row["name"]
 
 
@@ -61,23 +61,23 @@ def test_weights_gradients_and_moments_are_sixteen_bytes_over_the_shards():
     tiny = dataclasses.replace(GPT2, block_size=1)
     with torch.device("meta"):
         N = GPT(tiny).get_num_params(non_embedding=False)
-    for run, divided in ((Run(1), 1), (Run(1, 8, gpus=8), 1), (Run(1, 8, gpus=8, parallel="fsdp"), 8)):
+    for run, divided in ((Load(1), 1), (Load(1, 8, gpus=8), 1), (Load(1, 8, gpus=8, parallel="fsdp"), 8)):
         found = Memory.of(tiny, run)
         assert (found.weights, found.optimizer) == (4 * N / divided, 8 * N / divided)
-    assert Memory.of(tiny, Run(1)).gradients >= 4 * N
-    assert Memory.of(tiny, Run(1, ema_decay=0.999)).optimizer == 12 * N
-    groups = Memory.of(tiny, Run(1, 8, gpus=8, parallel="fsdp", shard_size=2))
+    assert Memory.of(tiny, Load(1)).gradients >= 4 * N
+    assert Memory.of(tiny, Load(1, ema_decay=0.999)).optimizer == 12 * N
+    groups = Memory.of(tiny, Load(1, 8, gpus=8, parallel="fsdp", shard_size=2))
     assert groups.weights == 2 * N
-    muon = Memory.of(tiny, Run(1, 8, gpus=8, parallel="fsdp", optimizer="muon"))  # one running mean for 12 L C² weights
+    muon = Memory.of(tiny, Load(1, 8, gpus=8, parallel="fsdp", optimizer="muon"))  # one mean for 12 L C² weights
     assert muon.optimizer == (8 * N - 4 * 12 * 12 * 768**2) / 8
 
 
 def test_earlier_micro_batches_leave_a_whole_gradient():
     # until it synchronises, FSDP2 keeps gradients whole: otherwise a plan would promise eight times too much room
-    once, twice = (Memory.of(GPT2, Run(12, 8 * n, gpus=8, parallel="fsdp")) for n in (1, 2))
+    once, twice = (Memory.of(GPT2, Load(12, 8 * n, gpus=8, parallel="fsdp")) for n in (1, 2))
     assert twice.total - once.total == pytest.approx(4 * GPT2.num_params, rel=0.01)
-    ddp = Memory.of(GPT2, Run(12, 8, gpus=8))
-    assert ddp.total - Memory.of(GPT2, Run(12)).total == 4 * GPT2.num_params  # its buckets stay
+    ddp = Memory.of(GPT2, Load(12, 8, gpus=8))
+    assert ddp.total - Memory.of(GPT2, Load(12)).total == 4 * GPT2.num_params  # its buckets stay
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_masks_of_documents_are_counted(attention, kv_heads):
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
             GPT(config)(ids, ids, logits=False)
-        estimate = Memory.of(config, Run(3, attention=attention, dtype="float32", cpu=True, compile=False))
+        estimate = Memory.of(config, Load(3, attention=attention, dtype="float32", cpu=True, compile=False))
         added[start] = sum(x.untyped_storage().nbytes() for x in kept.values()), estimate.activations
     measured, estimated = (with_masks - without for with_masks, without in zip(added[0], added[None]))
     assert estimated == pytest.approx(measured, rel=0.01 if attention != "masked" else 0.5)  # it has a causal one too
@@ -106,6 +106,6 @@ def test_masks_of_documents_are_counted(attention, kv_heads):
 
 def test_one_process_holds_all_of_the_model():
     # train.py without torchrun, with the settings of a run on many GPUs
-    alone = Run(4, parallel="fsdp", shard_size=8)
+    alone = Load(4, parallel="fsdp", shard_size=8)
     assert alone.shards == 1
-    assert Memory.of(GPT2, alone) == Memory.of(GPT2, Run(4))
+    assert Memory.of(GPT2, alone) == Memory.of(GPT2, Load(4))

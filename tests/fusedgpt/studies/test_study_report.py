@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from fusedgpt.machine.files import atomic
-from fusedgpt.studies import outcomes, report
+from fusedgpt.studies import outcomes, study_report
 from tests.fusedgpt.studies.test_outcomes import study, three
 
 
@@ -29,20 +29,20 @@ def one(folder, *shifts, **how):
 def test_a_sentence_has_difference_interval_p_and_time(tmp_path):
     times = {"base": {"ms": 20.0}, "other": {"ms": 21.6, "times": 1.08, "low": 1.07, "high": 1.09}}
     results = one(tmp_path, -0.05, times=times)
-    (c,), (said,) = results.comparisons, report.sentences(results)
-    low, high = (report.number(each) for each in (c.low, c.high))
+    (c,), (said,) = results.comparisons, study_report.sentences(results)
+    low, high = (study_report.number(each) for each in (c.low, c.high))
     assert said.startswith(
-        f"other is better than base: val_loss {report.number(c.mean)} (95 % interval {low} to {high}, 4 seeds, p "
+        f"other is better than base: val_loss {study_report.number(c.mean)} (95 % interval {low} to {high}, 4 seeds, p "
     )
     assert "; a step takes 1.08 times (1.07 to 1.09) as long; to find half of this difference takes " in said
 
 
 def test_no_difference_says_what_the_seeds_find(tmp_path):
     results = one(tmp_path, 0.0, matters=0.1)
-    (said,) = report.sentences(results)
+    (said,) = study_report.sentences(results)
     assert said.startswith("no difference found between other and base: val_loss ")
     low, high = results.comparisons[0].found
-    assert f"; 4 seeds find {report.number(low)} to {report.number(high)} in 80 % of studies" in said
+    assert f"; 4 seeds find {study_report.number(low)} to {study_report.number(high)} in 80 % of studies" in said
     assert "; surely less than --matters=0.1; " in said
 
 
@@ -53,17 +53,17 @@ def test_what_is_not_decided_says_why(tmp_path):
         ({1: [4.0, 2.0]}, "one seed decides nothing"),
     ]:
         results = outcomes.read(study(tmp_path, {"base": {seed: [4.0, 2.0] for seed in other}, "other": other}))
-        assert report.sentences(results) == [f"no verdict on other: {why}"]
+        assert study_report.sentences(results) == [f"no verdict on other: {why}"]
 
 
 def test_exploratory_is_said_everywhere(tmp_path):
     times = {"base": {"ms": 20.0, "times": 2.0, "low": 1.9, "high": 2.1}, "other": {"ms": 10.0}}
     results = one(tmp_path, -0.05, times=times, planned=[], changes=["the variant other was added"])
-    said = report.sentences(results)[0]
+    said = study_report.sentences(results)[0]
     assert said.startswith("exploratory, because it was not planned: other is better")
     # after another baseline was named, ratios to the old one were printed as ratios to the new one
-    assert "as long" not in said and report.rows(results)[1]["ms"] == 10.0
-    assert report.cells(results)[1][-1] == "exploratory: better"
+    assert "as long" not in said and study_report.rows(results)[1]["ms"] == 10.0
+    assert study_report.cells(results)[1][-1] == "exploratory: better"
     assert results.warnings()[0] == "after the first run, the variant other was added"
 
 
@@ -72,7 +72,7 @@ def written(tmp_path_factory):
     """A study's folder with its report, and the results."""
     folder = three(tmp_path_factory.mktemp("studies") / "three & <more>")
     results = outcomes.read(folder)
-    report.write(results, report.sentences(results))
+    study_report.write(results, study_report.sentences(results))
     return folder, results
 
 
@@ -95,10 +95,11 @@ def test_every_output_has_the_method_and_the_warnings_and_what_a_second_person_n
     for name in ("table.md", "verdict.json", "study.html"):
         text = (folder / name).read_text()
         assert "by Student's t test" in text.replace("&#x27;", "'") and "1 of 3 runs diverged" in text, name
-    figure = report.differences(results)
+    figure = study_report.differences(results)
     assert any("1 of 3 runs diverged" in text.get_text() for text in figure.texts)
     (axes,) = figure.axes
-    assert report.labels(["a=1+b=2,c=3", "a=1+b=5,c=3", "a=1"]) == ["b=2 c=3", "b=5 c=3", "a=1"]  # all began alike
+    names = ["a=1+b=2,c=3", "a=1+b=5,c=3", "a=1"]  # which were cut off before they differed
+    assert study_report.labels(names) == ["b=2 c=3", "b=5 c=3", "a=1"]
     interval = next(line for line in axes.lines if len(line.get_xdata()) == 2 and line.get_linewidth() == 2.2)
     assert list(interval.get_xdata()) == [results.comparisons[0].low, results.comparisons[0].high]
     page = (folder / "study.html").read_text()
@@ -117,8 +118,8 @@ def test_a_report_is_equal_to_the_byte(written, tmp_path):
     for name in ("study.json", "outcomes.jsonl"):
         shutil.copy(folder / name, tmp_path)
     with atomic(tmp_path / "table.md"):  # of a worker that ends now too: one of the two ended in "cannot write"
-        report.write(outcomes.read(tmp_path), report.sentences(results))
-    report.write(outcomes.read(tmp_path), report.sentences(results))
+        study_report.write(outcomes.read(tmp_path), study_report.sentences(results))
+    study_report.write(outcomes.read(tmp_path), study_report.sentences(results))
     names = sorted(path.name for path in folder.iterdir())
     assert names == sorted(path.name for path in tmp_path.iterdir()) and "differences.pdf" in names
     for name in names:
