@@ -57,7 +57,7 @@ def main(name: str, args: list[str]) -> None:
     print(f"{name}, on {device}: {many}{turns}")
     if dry:
         for each in chosen:
-            print(*each.of.values(), ", ".join(each.names), sep=" | ")
+            print(*each.workload.values(), ", ".join(each.names), sep=" | ")
         return
     end_on_signals()
     folder = pathlib.Path(s.results) / name

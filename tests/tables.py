@@ -25,8 +25,8 @@ def contenders(folder: str, others: dict[str, dict[str, str]] | None = None) -> 
     for result in rows.results(rows.read(RESULTS / folder / "rows.jsonl")[1]):
         found = [name for name in result.measured if result.ms(name)]
         cells = [[f"`{name}`", *_times(result, name), *(c.get(name, "") for c in more.values())] for name in found]
-        head = [", ".join(map(str, result.of.values())), "ms", f"times as fast as `{result.baseline}`", *more]
-        print(*report.markdown(head, cells), sep="\n", end="\n" * (1 + bool(result.of)))
+        head = [", ".join(map(str, result.workload.values())), "ms", f"times as fast as `{result.baseline}`", *more]
+        print(*report.markdown(head, cells), sep="\n", end="\n" * (1 + bool(result.workload)))
 
 
 def _times(result, name):
@@ -37,12 +37,12 @@ def _times(result, name):
 def lengths(folder: str, *names: str) -> None:
     """How many times as fast as the baseline contenders are, with intervals: a line for each comparison."""
     found = rows.results(rows.read(RESULTS / folder / "rows.jsonl")[1])
-    fields = list(found[0].of)
-    found.sort(key=lambda result: [str(result.of[name]).zfill(9) for name in fields])
+    fields = list(found[0].workload)
+    found.sort(key=lambda result: [str(result.workload[name]).zfill(9) for name in fields])
     cells = []
     for result in found:
         ratios = [result.ratio(name) for name in names]
-        cells.append([*result.of.values(), *(report.in_figures(ratio) if ratio else "" for ratio in ratios)])
+        cells.append([*result.workload.values(), *(report.in_figures(ratio) if ratio else "" for ratio in ratios)])
     print(*report.markdown([*fields, *(f"`{name}`" for name in names)], cells), sep="\n")
 
 

@@ -36,8 +36,10 @@ def read(kind, *args):
 
 def test_amds_setting_by_config_file():
     s = read("sweep", "config/bench_amd_sweep.py")
-    plan = [each.of for each in sweep.comparisons(s, torch.device("cpu")) if each.of["pass"] == "forward"]
-    assert sorted(of["T"] for of in plan) == list(range(256, 4097, 64)) and {of["heads"] for of in plan} == {"32x128"}
+    plan = [each.workload for each in sweep.comparisons(s, torch.device("cpu")) if each.workload["pass"] == "forward"]
+    assert sorted(each["T"] for each in plan) == list(range(256, 4097, 64)) and {each["heads"] for each in plan} == {
+        "32x128"
+    }
     s = read("prefill", "config/bench_amd_prefill.py")
     assert (s.models, s.lengths, s.dtype) == ("mistral-7b,llama-3-8b,phi-2", "512,1024,2048", "bfloat16")
 

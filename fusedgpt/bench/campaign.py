@@ -156,12 +156,12 @@ def _wait(process, name, seconds):
         print(f"== {name} {how} after {in_words(time.monotonic() - began)}", flush=True)
 
 
-def _tests(results, of, s, end):
+def _tests(results, tree, s, end):
     """Run the tests that need a GPU, unless they ran with this commit; the last line of pytest.
 
     Beside them the steps of COMPILED are built: their graphs stay in Inductor's cache for the steps that follow.
     """
-    path, code = results / "tests.txt", json.dumps(of)
+    path, code = results / "tests.txt", json.dumps(tree)
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     if not (text.startswith(code) and re.search(r"\d (passed|skipped).* in \d", text)):
         with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as running:

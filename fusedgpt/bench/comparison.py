@@ -24,9 +24,9 @@ ROOM = 1.2  # start another contender if so many times the largest so far is fre
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared: contenders by name, and the baseline among them. of: what they have in common, by name."""
+    """What is compared: contenders by name, and the baseline among them. workload: what they have in common."""
 
-    of: dict[str, str | int]
+    workload: dict[str, str | int]
     names: tuple[str, ...]
     baseline: str
 
@@ -136,11 +136,11 @@ class Measurement:
         return [{"status": "measured"} | lines[name] for name in starting]
 
     def _note(self, name, line):
-        line = {"of": self.comparison.of, "name": name, "baseline": self.comparison.baseline} | line
+        line = {"workload": self.comparison.workload, "name": name, "baseline": self.comparison.baseline} | line
         self.result.contenders[name] = line
         self.write({"kind": "contender", **line})
         said = "ready" if line["status"] == "measured" else f"{line['status']}: {line['reason']}"
-        self.say(f"{', '.join(map(str, (*self.comparison.of.values(), name)))}: {said}")
+        self.say(f"{', '.join(map(str, (*self.comparison.workload.values(), name)))}: {said}")
 
     def _take_turns(self):
         """Laps of those alive, until the intervals are narrow enough or the time is over."""
@@ -153,7 +153,7 @@ class Measurement:
         while laps.turns and base not in laps.failed and time.monotonic() < self.end:
             ms = laps.run(self.turn)
             self.result.laps.append(ms)
-            self.write({"kind": "lap", "of": self.comparison.of, "ms": ms})
+            self.write({"kind": "lap", "workload": self.comparison.workload, "ms": ms})
             self._drop_failed(laps)
             count, seconds = count + 1, time.monotonic() - began
             if seconds > told + 10:

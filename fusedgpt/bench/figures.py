@@ -92,7 +92,7 @@ def lines(results: list[Result]):
     handles = {}
     for axes, (panel, group) in zip(grid.flat, groups.items()):
         for name in dict.fromkeys(name for result in group for name in result.ratios):
-            found = {result.of["T"]: result.ratios[name] for result in group if name in result.ratios}
+            found = {result.workload["T"]: result.ratios[name] for result in group if name in result.ratios}
             found = dict(sorted(found.items()))
             look = dict(color=color(name), marker=mark(name), markersize=4.5, linewidth=1.3, label=name)
             (handles[name],) = axes.plot(found.keys(), [ratio.times for ratio in found.values()], **look)
@@ -101,7 +101,7 @@ def lines(results: list[Result]):
                     axes.vlines(T, ratio.low, ratio.high, color=look["color"], linewidth=2.2, alpha=0.45)
         axes.axhline(1, color="0.2", linewidth=0.8, linestyle="--", zorder=0)
         axes.set_title(panel)
-    ticks = sorted({result.of["T"] for result in results})
+    ticks = sorted({result.workload["T"] for result in results})
     grid[0, 0].set_xscale("log", base=2)
     grid[0, 0].xaxis.set_major_formatter("{x:g}")
     grid[0, 0].xaxis.set_ticks([T for T in ticks if T.bit_count() == 1] or ticks)  # powers of two

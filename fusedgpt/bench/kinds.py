@@ -38,7 +38,7 @@ NOT_IDENTITY += ("device", "nanogpt")  # the header names the device, and rows t
 BEGAN = time.monotonic()  # about when bench.py started
 
 
-@functools.cache  # each is asked for every kind's names
+@functools.cache  # each is flags for every kind's names
 def settings_class(kind) -> type:
     """The dataclass of a kind's settings, which include train.py's if its contenders have them."""
     if not kind.TRAINS:
@@ -71,8 +71,8 @@ def read_settings(name: str, args: list[str], description: str = ""):
         unused["attention"] = f"each row names its kernel; to measure one of your own too, give --attention={OWN}"
         if any(flag.startswith("--attention=") and is_own(flag) for flag in separate(args)[1]):
             del unused["attention"]
-    asked = [arg for arg in args if arg not in ("-h", "--help")]
-    device = resolve_device(configure(settings_class(kind)(), asked, description, unused).device)
+    flags = [arg for arg in args if arg not in ("-h", "--help")]
+    device = resolve_device(configure(settings_class(kind)(), flags, description, unused).device)
     s = configure(defaults(kind, gpu=device.type == "cuda"), args, description, unused)
     if hasattr(s, "attention"):
         s = dataclasses.replace(s, attention=located(s.attention))
@@ -85,11 +85,11 @@ def read_settings(name: str, args: list[str], description: str = ""):
     return s, device
 
 
-def build(name: str, given: str, of: dict, contender: str) -> tuple[Turn | None, dict]:
+def build(name: str, given: str, workload: dict, contender: str) -> tuple[Turn | None, dict]:
     """Build a contender in its own process. given: the settings of the kind `name`, as JSON."""
     kind = KINDS[name]
     s = settings_class(kind)(**json.loads(given))
-    return kind.build(of, contender, s, resolve_device(s.device))
+    return kind.build(workload, contender, s, resolve_device(s.device))
 
 
 def measure(name: str, args: list[str], s, device: torch.device, folder: pathlib.Path) -> None:
@@ -108,7 +108,7 @@ def measure(name: str, args: list[str], s, device: torch.device, folder: pathlib
         earlier, said = rows.begin(path, header(name, args, s, machine))
         if said:
             print(said)
-        found = {tuple(result.of.items()): result for result in earlier}
+        found = {tuple(result.workload.items()): result for result in earlier}
         lines, of_all = files.Lines(path), {"commit": machine["commit"], "date": f"{datetime.date.today()}"}
         of_all["command"] = " ".join(["python bench.py", *args])
 
@@ -121,7 +121,7 @@ def measure(name: str, args: list[str], s, device: torch.device, folder: pathlib
         for each in plan:
             if time.monotonic() >= end:
                 break
-            result = found.get(tuple(each.of.items()), rows.Result(each.of, each.baseline))
+            result = found.get(tuple(each.workload.items()), rows.Result(each.workload, each.baseline))
             start = functools.partial(_start, name, s, device, each, folder)
             many = 1  # of a CPU's contenders each compiles on all cores; a GPU's share them
             if device.type == "cuda" and not kind.TOGETHER:
@@ -133,11 +133,11 @@ def measure(name: str, args: list[str], s, device: torch.device, folder: pathlib
 def _start(name, s, device, each, folder, contender):
     kind = KINDS[name]
     if kind.TOGETHER:
-        return InProcess(*kind.build(each.of, contender, s, device))
-    log = folder / "logs" / f"{'-'.join(map(str, (*each.of.values(), contender)))}.txt".replace("/", "-")
+        return InProcess(*kind.build(each.workload, contender, s, device))
+    log = folder / "logs" / f"{'-'.join(map(str, (*each.workload.values(), contender)))}.txt".replace("/", "-")
     given = json.dumps(dataclasses.asdict(s) | {"device": str(device)})
     variables = getattr(kind, "variables", lambda name: {})
-    return Contender(build, (name, given, each.of, contender), variables(contender), log)
+    return Contender(build, (name, given, each.workload, contender), variables(contender), log)
 
 
 def header(name: str, args: list[str], s, machine: dict) -> dict:

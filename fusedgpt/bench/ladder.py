@@ -64,19 +64,19 @@ def variables(name: str) -> dict[str, str]:
     return USUAL | VARIABLES.get(name, {})
 
 
-def build(of: dict, name: str, s: Settings, device: torch.device) -> tuple[Turn, dict]:
+def build(workload: dict, name: str, s: Settings, device: torch.device) -> tuple[Turn, dict]:
     """A rung: the parity of its kernel with float64, then steps of train.py."""
     s = dataclasses.replace(s, **RUNGS.get(name, {"attention": name, "vocab_multiple": 64}))
     if name == TF32 and not (device.type == "cuda" and torch.cuda.is_tf32_supported()):
         raise UserError("only GPUs multiply in TF32: NVIDIA's from compute capability 8.0 on, AMD's from gfx94 on")
     if name in (UNPADDED, GRAPHED) and not (device.type == "cuda" and s.compile):
         raise UserError("PyTorch pads, and replays CUDA graphs, only in a compiled model on a GPU")
-    proven = training.proven(s, tf32_allowed=name == TF32)
+    errors = training.attention_errors(s, tf32_allowed=name == TF32)
     turn, found = training.build(s)
     for setting, rung in (("tf32", TF32), ("cuda_graphs", GRAPHED)):
         if found["ran"][setting] != (name == rung):
             raise UserError(f"this run had {setting}={found['ran'][setting]}, against the rung's setting")
-    return turn, proven | found
+    return turn, errors | found
 
 
 def columns(result: Result, name: str) -> dict[str, str]:

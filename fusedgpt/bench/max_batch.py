@@ -54,10 +54,10 @@ def comparisons(s: Settings, device: torch.device) -> list[Comparison]:
     return [Comparison({}, SINGLE_KERNELS, BASELINE)]
 
 
-def build(of: dict, name: str, s: Settings, device: torch.device) -> tuple[None, dict]:
+def build(workload: dict, name: str, s: Settings, device: torch.device) -> tuple[None, dict]:
     """The largest batch of a kernel, found by trials from an estimate on, and the times of a step there."""
     s = dataclasses.replace(s, attention=name, device=str(device))
-    found = training.proven(dataclasses.replace(s, batch_size=1))
+    found = training.attention_errors(dataclasses.replace(s, batch_size=1))
     torch.cuda.empty_cache()
     free = memory.free_memory(device) if device.type == "cuda" else int(s.memory_gb * 2**30)
     guess = estimated(s, device, free)

@@ -65,23 +65,23 @@ def comparisons(s: Settings, device: torch.device) -> list[Comparison]:
     return [Comparison({"inputs": i, "dtype": dtype}, names[i], names[i][0]) for i in names for dtype in DTYPES]
 
 
-def build(of: dict, name: str, s: Settings, device: torch.device) -> tuple[None, dict]:
+def build(workload: dict, name: str, s: Settings, device: torch.device) -> tuple[None, dict]:
     """Errors of a path, or whether a pair is `allclose` at PyTorch's tolerance (1e-5, 1e-8)."""
-    case = Case(SHAPE, device, DTYPES[of["dtype"]])
-    if of["inputs"] == PAIR:
+    case = Case(SHAPE, device, DTYPES[workload["dtype"]])
+    if workload["inputs"] == PAIR:
         return None, _pair(*name.split(" = "), case)
     if name == "flex":
         torch.compiler.reset()  # PyTorch counts recompilations over a whole process, and stops at the eighth
     attend = PATHS[name] if name in PATHS else ATTENTION[name]
     case = dataclasses.replace(case, backward=_has_backward(name, case))
     with refusals():  # some kernels take no mask
-        errors = parity.compare(attend, case, case.inputs(INPUTS[of["inputs"]]))
+        errors = parity.compare(attend, case, case.inputs(INPUTS[workload["inputs"]]))
         if name in MASKED:
             odd = dataclasses.replace(case, shape=ODD_SHAPE)
-            odd = parity.compare(attend, odd, odd.inputs(INPUTS[of["inputs"]]))
+            odd = parity.compare(attend, odd, odd.inputs(INPUTS[workload["inputs"]]))
             errors = {part: max(error, odd[part]) for part, error in errors.items()}
     found = {"errors": errors, "error": parity.largest(errors)}
-    if of["inputs"] != "large":  # there the error is the result: the tolerance is for ordinary inputs only
+    if workload["inputs"] != "large":  # there the error is the result: the tolerance is for ordinary inputs only
         found["parity"] = verdict(errors, case.dtype, f"on all {SHAPE[1]} heads")
     return None, found
 
@@ -111,7 +111,7 @@ def _pair(a, b, case):
 def columns(result: Result, name: str) -> dict[str, str]:
     """The errors of a path, or what the article says about a pair."""
     line = result.measured[name]
-    if result.of["inputs"] == PAIR:
+    if result.workload["inputs"] == PAIR:
         return {
             "allclose": str(line["allclose"]),
             "in the article": {True: "True", False: "False", None: "no claim"}[line["claimed"]],

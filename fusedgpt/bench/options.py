@@ -64,13 +64,13 @@ def admitted(comparisons: list[Comparison], only: str) -> list[Comparison]:
         return comparisons
     words, found, used = [name.strip() for name in re.split(",(?! )", only)], [], set()
     for each in comparisons:
-        chosen = {name: [word for word in words if _has([name, *each.of.values()], word)] for name in each.names}
+        chosen = {name: [word for word in words if _has([name, *each.workload.values()], word)] for name in each.names}
         used.update(*chosen.values())
         names = tuple(name for name in each.names if chosen[name] or (name == each.baseline and any(chosen.values())))
         found += [replace(each, names=names)] if names else []
     for word in words:
         if word not in used:
-            names = dict.fromkeys(str(value) for each in comparisons for value in (*each.names, *each.of.values()))
+            names = dict.fromkeys(str(v) for each in comparisons for v in (*each.names, *each.workload.values()))
             raise UserError(
                 f"only={word!r} names no contender: it can be a pattern, such as 'flash*', or {' | '.join(names)}"
             )

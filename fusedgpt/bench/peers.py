@@ -87,9 +87,9 @@ def comparisons(s: Settings, device: torch.device) -> list[Comparison]:
     return [Comparison({"part": part}, tuple(peers), BASELINE) for part, peers in parts.items() if len(peers) > 1]
 
 
-def build(of: dict, name: str, s: Settings, device: torch.device) -> tuple[Turn, dict]:
+def build(workload: dict, name: str, s: Settings, device: torch.device) -> tuple[Turn, dict]:
     """A contender of a part. Raises ParityError if it does not compute what ours does, UserError if it cannot run."""
-    part = of["part"]
+    part = workload["part"]
     changes = dict(PARTS[part][name])
     if part == "command":
         return commands.build(name, s)
@@ -102,7 +102,7 @@ def build(of: dict, name: str, s: Settings, device: torch.device) -> tuple[Turn,
     if part == "generation":
         return others.generation(name, s, device)
     if name.startswith("ours"):
-        found = training.proven(s)
+        found = training.attention_errors(s)
         turn, more = training.build(s)
         return turn, found | more
     return others.training_step(name, s, device)
@@ -110,7 +110,7 @@ def build(of: dict, name: str, s: Settings, device: torch.device) -> tuple[Turn,
 
 def columns(result: Result, name: str) -> dict[str, str]:
     """What a contender computed, and how."""
-    line, part = result.measured[name], result.of["part"]
+    line, part = result.measured[name], result.workload["part"]
     if part == "command":
         return {"validation loss": f"{line['val_loss']:.4f}"}
     if part != "generation":

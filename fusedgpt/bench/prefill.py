@@ -51,18 +51,18 @@ def comparisons(s: Settings, device: torch.device) -> list[Comparison]:
     return [Comparison({"model": name, "T": T}, names, BASELINE) for name in models for T in lengths]
 
 
-def build(of: dict, name: str, s: Settings, device: torch.device) -> tuple[Turn, dict]:
+def build(workload: dict, name: str, s: Settings, device: torch.device) -> tuple[Turn, dict]:
     """A way to compute attention in a model at a length. Times are how long a user waits, Python included.
 
     Raises UserError if the attention cannot run here or another kernel ran, ParityError if it differs from float64 or
     the logits differ from those of eager attention, and out-of-memory errors.
     """
-    dtype, attention, shape = resolve_dtype(s.dtype, device), name.removeprefix(OURS), foreign.config(of["model"])
-    if of["T"] > (longest := getattr(shape, "sliding_window", None) or shape.max_position_embeddings):
-        raise UserError(f"{of['T']} tokens are more than the {longest} that {of['model']} attends to")
-    subject = foreign.load(of["model"], name, s.seed, device, dtype)
+    dtype, attention, shape = resolve_dtype(s.dtype, device), name.removeprefix(OURS), foreign.config(workload["model"])
+    if workload["T"] > (longest := getattr(shape, "sliding_window", None) or shape.max_position_embeddings):
+        raise UserError(f"{workload['T']} tokens are more than the {longest} that {workload['model']} attends to")
+    subject = foreign.load(workload["model"], name, s.seed, device, dtype)
     random = torch.Generator().manual_seed(s.seed)
-    idx = torch.randint(subject.model.config.vocab_size, (1, of["T"]), generator=random).to(device)
+    idx = torch.randint(subject.model.config.vocab_size, (1, workload["T"]), generator=random).to(device)
     subject.use(attention)
     seen, case = [], subject.case(idx)
     with refusals():
@@ -71,7 +71,7 @@ def build(of: dict, name: str, s: Settings, device: torch.device) -> tuple[Turn,
     if reason := contradiction("manual" if attention == BASELINE else attention, receipt, case):
         raise UserError(reason)
     passed = verdict(errors, dtype, f"of {name} attention as the model calls it, 2 heads")
-    eager = foreign.load(of["model"], BASELINE, s.seed, device, dtype)  # transformers' for ours too
+    eager = foreign.load(workload["model"], BASELINE, s.seed, device, dtype)  # transformers' for ours too
     difference = _difference(seen[0], eager, idx)
     if not difference <= ALLOWED[dtype]:  # `not <=` catches NaN too
         raise ParityError(f"its logits differ from eager's by {difference:.1e}, allowed {ALLOWED[dtype]:.0e}")

@@ -23,8 +23,8 @@ def prove_kernel(name: str, *cases: Case, exact_as: torch.dtype | None = None) -
     for case in cases:
         if reason := permitted.refusal(name, case):
             raise UserError(reason)
-        proven = prove(permitted.as_run(name, case), case, exact_as)
-    return proven
+        errors = prove(permitted.as_run(name, case), case, exact_as)
+    return errors
 
 
 def prove(attend: Attend, case: Case, exact_as: torch.dtype | None = None) -> dict:
@@ -40,8 +40,8 @@ def prove(attend: Attend, case: Case, exact_as: torch.dtype | None = None) -> di
 
 def verdict(errors: dict[str, float], dtype: torch.dtype, where: str) -> str:
     """A sentence for the report: 'passed: largest error …'. Raises ParityError if an error is beyond the tolerance."""
-    of = max((name for name in errors if name != "rms"), key=errors.get)
-    worst = f"largest error {errors[of]:.1e}, of {of}, {where}, allowed {parity.TOLERANCE[dtype]:.0e}"
+    part = max((name for name in errors if name != "rms"), key=errors.get)
+    worst = f"largest error {errors[part]:.1e}, of {part}, {where}, allowed {parity.TOLERANCE[dtype]:.0e}"
     if "rms" in errors:
         worst += f"; root mean square {errors['rms']:.1e}, allowed {parity.RMS_TOLERANCE[dtype]:.1e}"
     if not parity.passes(errors, dtype):

@@ -28,7 +28,7 @@ class Shown:
 
     headline: kernels or projects in the title, each by its fastest contender; if none was measured, the fastest of all.
     columns: (result, contender) -> more columns of its line.
-    own: {value in `of`: what a comparison was of, if it did not have the sizes of the settings}
+    own: {value in `workload`: what was measured, if it did not have the sizes of the settings}
     """
 
     what: str
@@ -47,7 +47,7 @@ def write(folder: pathlib.Path, shown: Shown, form: str = "svg") -> list[pathlib
     header, lines = rows.read(folder / "rows.jsonl")
     results = rows.results(lines)
     drawn = _ratios(header["benchmark"], results, shown)
-    paths = figures.save(drawn, folder, lambda of: [_subject(header, shown, of), machine(header, of)], form)
+    paths = figures.save(drawn, folder, lambda those: [_subject(header, shown, those), machine(header, those)], form)
     text = [*_heading(header, results), *(f"- **{each.finding}.**" for each in drawn), ""]
     text += [*tables(results, shown), *(f"![{each.name}]({each.name}.png)\n" for each in drawn)]
     how = [HOW] if any(result.laps for result in results) else []
@@ -60,9 +60,9 @@ def write(folder: pathlib.Path, shown: Shown, form: str = "svg") -> list[pathlib
 def _ratios(name: str, results: list[Result], shown: Shown) -> list[figures.Drawn]:
     """The figures of ratios: one over all lengths, or else one for each comparison."""
     timed = [result for result in results if result.laps]
-    if timed and "T" in timed[0].of:
+    if timed and "T" in timed[0].workload:
         return [figures.Drawn(name, finding_over_lengths(timed, shown), results, lambda: figures.lines(timed))]
-    names = ["-".join([name, *map(str, result.of.values())]) for result in timed]
+    names = ["-".join([name, *map(str, result.workload.values())]) for result in timed]
     return [
         figures.Drawn(each, finding(result, shown), [result], lambda result=result: figures.bars(result))
         for each, result in zip(names, timed)
@@ -71,7 +71,7 @@ def _ratios(name: str, results: list[Result], shown: Shown) -> list[figures.Draw
 
 def _subject(header: dict, shown: Shown, results: list[Result]) -> str:
     """What was measured, with its sizes and the settings that are not the defaults; whose results were wrong."""
-    settings, own = header["settings"], [shown.own[each] for each in results[0].of.values() if each in shown.own]
+    settings, own = header["settings"], [shown.own[each] for each in results[0].workload.values() if each in shown.own]
     named = dict.fromkeys([*(name for name in SIZES if name in settings and not own), *header.get("set", ())])
     said = ", ".join([*(own or [shown.what]), *(f"{name} {settings[name]}" for name in named)])
     lines = [item for result in results for item in result.contenders.items()]
@@ -126,13 +126,13 @@ def tables(results: list[Result], shown: Shown) -> Iterator[str]:
     """A table for each comparison; over lengths, for all comparisons that differ in nothing else."""
     for panel, group in rows.panels(results).items():
         yield from [f"## {panel}", ""] if panel else []
-        if "T" not in group[0].of:
+        if "T" not in group[0].workload:
             yield from [*_table(group[0], shown), ""]
             continue
         yield from [f"{shown.unit}, times as fast as {group[0].baseline}", ""]
         names = list(dict.fromkeys(name for result in group for name in result.measured))
-        group.sort(key=lambda result: result.of["T"])
-        cells = [[result.of["T"], *(_cell(result, name) for name in names)] for result in group]
+        group.sort(key=lambda result: result.workload["T"])
+        cells = [[result.workload["T"], *(_cell(result, name) for name in names)] for result in group]
         yield from [*markdown(["tokens", *names], cells), ""]
 
 
@@ -176,18 +176,18 @@ def finding(result: Result, shown: Shown) -> str:
     """How many times as fast as the baseline the headline's contenders are."""
     ratios = result.ratios
     said = [f"{name} is {in_figures(ratios[name])} times as fast as {result.baseline}" for name in _top(result, shown)]
-    start = f"{', '.join(map(str, result.of.values()))}: " if result.of else ""
+    start = f"{', '.join(map(str, result.workload.values()))}: " if result.workload else ""
     return start + ("; ".join(said) or "no ratio was measured")
 
 
 def finding_over_lengths(results: list[Result], shown: Shown) -> str:
     """The same at the longest length that has a ratio: the range of the intervals of all its comparisons."""
-    last = max((result.of["T"] for result in results if result.ratios), default=None)
+    last = max((result.workload["T"] for result in results if result.ratios), default=None)
     if last is None:
         return "No ratio was measured"
     found = {}
     for result in results:
-        if result.of["T"] == last:
+        if result.workload["T"] == last:
             for name in _top(result, shown):
                 found.setdefault(name, []).append(result.ratios[name])
     said = []
@@ -202,8 +202,8 @@ def finding_over_lengths(results: list[Result], shown: Shown) -> str:
 def _top(result, shown):
     """The contenders in the title: the fastest of each in the headline, or the fastest of all."""
     fastest = sorted(result.ratios, key=lambda name: -result.ratios[name].times)
-    of = {headline: [name for name in fastest if headline in (name, family(name))] for headline in shown.headline}
-    return [names[0] for names in of.values() if names] or fastest[:1]
+    leaders = {headline: [name for name in fastest if headline in (name, family(name))] for headline in shown.headline}
+    return [names[0] for names in leaders.values() if names] or fastest[:1]
 
 
 # columns that several kinds have
@@ -280,13 +280,13 @@ def compare(one: list[Result], other: list[Result]) -> list[tuple[str, str, str,
 
     A ratio agrees if its interval meets the other's, widened by MARGIN.
     """
-    others, found = {tuple(result.of.items()): result for result in other}, []
+    others, found = {tuple(result.workload.items()): result for result in other}, []
     for result in one:
-        both = result, others.get(tuple(result.of.items()), Result(result.of, result.baseline))
+        both = result, others.get(tuple(result.workload.items()), Result(result.workload, result.baseline))
         for name in result.contenders:
             if name not in both[1].contenders:
                 continue
-            label = ", ".join(map(str, (*result.of.values(), name)))
+            label = ", ".join(map(str, (*result.workload.values(), name)))
             status, ratios = [each.contenders[name]["status"] for each in both], [each.ratio(name) for each in both]
             if all(ratios):
                 found.append((label, *map(in_figures, ratios), _verdict(*ratios)))

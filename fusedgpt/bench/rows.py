@@ -1,10 +1,10 @@
 """rows.jsonl of a benchmark: a header, a line for each contender, a line for each lap.
 
     {"kind": "header", "benchmark": "ladder", "command": …, "settings": …, "environment": …}
-    {"kind": "contender", "of": {}, "name": "flash", "baseline": "manual", "status": "measured", "commit": …, …}
-    {"kind": "lap", "of": {}, "ms": {"manual": 143.1, "flash": 113.0, …}}
+    {"kind": "contender", "workload": {}, "name": "flash", "baseline": "manual", "status": "measured", "commit": …, …}
+    {"kind": "lap", "workload": {}, "ms": {"manual": 143.1, "flash": 113.0, …}}
 
-`of` names the comparison: what all its contenders have in common. A contender that was not measured has a "reason" in
+`workload` is what all contenders of a comparison have in common. A contender that was not measured has a "reason" in
 place of what it found out. The last line about a contender counts, and laps add up: to continue is to add laps.
 """
 
@@ -48,7 +48,7 @@ def status_of(error: BaseException) -> tuple[str, str]:
 class Result:
     """What rows.jsonl says about one comparison."""
 
-    of: dict[str, str | int]
+    workload: dict[str, str | int]
     baseline: str
     contenders: dict[str, dict] = dataclasses.field(default_factory=dict)  # {name: its last line}
     laps: list[dict[str, float]] = dataclasses.field(default_factory=list)
@@ -105,12 +105,12 @@ def results(lines: Iterable[dict]) -> list[Result]:
     """
     found = {}
     for line in lines:
-        key = tuple(line["of"].items())
+        key = tuple(line["workload"].items())
         if line["kind"] == "lap":
             if key in found:
                 found[key].laps.append(dict(line["ms"]))
             continue
-        result = found.setdefault(key, Result(line["of"], line["baseline"]))
+        result = found.setdefault(key, Result(line["workload"], line["baseline"]))
         before = result.contenders.get(line["name"])
         if before and _code(before) != _code(line):
             for lap in result.laps:
@@ -128,7 +128,7 @@ def panels(results: Iterable[Result]) -> dict[str, list[Result]]:
     """{name of what results have in common beside the length T: the results}."""
     found = {}
     for result in results:
-        found.setdefault(", ".join(str(value) for field, value in result.of.items() if field != "T"), []).append(result)
+        found.setdefault(", ".join(str(v) for name, v in result.workload.items() if name != "T"), []).append(result)
     return found
 
 

@@ -74,15 +74,15 @@ def coarse_to_fine(lengths: list[int]) -> list[int]:
     return sorted(set(lengths), key=lambda T: (T.bit_count() > 1, T))
 
 
-def build(of: dict, name: str, s: Settings, device: torch.device) -> tuple[Turn, dict]:
+def build(workload: dict, name: str, s: Settings, device: torch.device) -> tuple[Turn, dict]:
     """A kernel at a length: parity with float64, its receipt, and the memory that a call holds beyond its inputs."""
     if name == "flex":
         torch.compiler.reset()  # PyTorch counts recompilations over a whole process, and stops at the eighth
-    ((nh, hs),) = options.heads(of["heads"])
-    dtype, T = resolve_dtype(s.dtype, device), of["T"]
+    ((nh, hs),) = options.heads(workload["heads"])
+    dtype, T = resolve_dtype(s.dtype, device), workload["T"]
     window = s.window if s.window and s.window < T else None
     shared = dict(kv_heads=s.n_kv_head, window=window)
-    case = Case((1, nh, T, hs), device, dtype, backward=of["pass"] != "forward", **shared)
+    case = Case((1, nh, T, hs), device, dtype, backward=workload["pass"] != "forward", **shared)
     few = case.of_heads(1, 1)
     if reason := _refusal(name, dataclasses.replace(few, shape=(1, few.shape[1], 256, hs), window=window and 64)):
         raise UserError(reason)

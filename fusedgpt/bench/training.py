@@ -43,7 +43,7 @@ def cases(s) -> list[Case]:
     return Case.of_layers(s, s.batch_size, device, resolve_dtype(s.dtype, device), dropout=s.dropout)
 
 
-def proven(s, tf32_allowed: bool = False) -> dict:
+def attention_errors(s, tf32_allowed: bool = False) -> dict:
     """`prove_kernel` for the kernel of the settings `s`; {} for auto, whose choice has passed parity by itself."""
     with tf32(allowed=tf32_allowed):
         exact_as = torch.float16 if tf32_allowed else None  # TF32 has as many bits

@@ -30,7 +30,7 @@ def results_of(kind, tmp_path):
     return rows.results(rows.read(tmp_path / "results" / kind / "rows.jsonl")[1])
 
 
-def result(ms, of=None, baseline="manual", **lines):
+def result(ms, workload=None, baseline="manual", **lines):
     """A result with contenders that took ms[name], a list with the milliseconds of each lap.
 
     lines: what more is known of a contender, by its name.
@@ -39,4 +39,4 @@ def result(ms, of=None, baseline="manual", **lines):
     known = {"status": "measured", "errors": {"y": 1e-6}, "commit": "abc", "date": "2026-11-27"}
     contenders = {name: {"name": name, **known, **lines.get(name, {})} for name in names}
     laps = [dict(zip(ms, lap)) for lap in zip(*ms.values())]
-    return rows.Result(of or {}, baseline, contenders, laps)
+    return rows.Result(workload or {}, baseline, contenders, laps)

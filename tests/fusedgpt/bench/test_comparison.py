@@ -47,7 +47,7 @@ def measure(monkeypatch):
         result = result or Result({"T": 64}, baseline)
         lines, said = [], []
         Measurement(
-            Comparison(result.of, tuple(contenders), baseline),
+            Comparison(result.workload, tuple(contenders), baseline),
             result,
             lambda name: contenders[name](),
             lines.append,

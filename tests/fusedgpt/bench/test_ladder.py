@@ -65,14 +65,15 @@ def test_a_rung_that_would_show_nothing_here_is_refused(rung, why, tmp_path, dat
 
 def test_each_rung_changes_one_thing():
     # a ratio of two changes says nothing about either
-    def of(rung):
+    def workload(rung):
         defaults = {"dtype": "s", "compile": "s", "attention": "s", "vocab_multiple": 1}
         return {**defaults, **ladder.RUNGS[rung], **ladder.variables(rung)}
 
     steps = [(ladder.FLOAT32, ladder.TF32), ("manual, eager", "manual"), ("manual", "flash"), ("flash", ladder.PADDED)]
     steps += [("flash", ladder.UNPADDED), (ladder.PADDED, ladder.GRAPHED), (ladder.PADDED, "cudnn + padded vocabulary")]
     for one, other in steps:
-        changed = {name for name in of(one).keys() | of(other).keys() if of(one).get(name) != of(other).get(name)}
+        had, has = workload(one), workload(other)
+        changed = {name for name in had.keys() | has.keys() if had.get(name) != has.get(name)}
         assert len(changed) == 1 or changed <= {*ladder.VARIABLES.get(other, {})}, (one, other, changed)
 
 

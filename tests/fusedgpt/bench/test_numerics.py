@@ -53,7 +53,7 @@ def test_numerics_to_its_report(tmp_path, data):
     assert "efficient, masked: PyTorch has it on GPUs only" in text and "| manual | overflows | " in text
     assert "## allclose, float32" in text and "| scaled before = math | True | True | 0.0e+00 | unfused = math" in text
     again = run("numerics", tmp_path, data, only="float32&scaled before")
-    assert len(again) == len({tuple(each.of.items()) for each in again})  # nothing is measured twice
+    assert len(again) == len({tuple(each.workload.items()) for each in again})  # nothing is measured twice
 
 
 def test_a_mask_is_refused_as_a_row_of_its_own(build, monkeypatch):

@@ -25,7 +25,7 @@ def build(part, name, tmp_path, data, **changes):
 def test_parts_to_a_report(tmp_path, data, clone):
     only = "training&*eager,generation&*float32,llama&*eager,llama&ours, GPT-2,recipe&*"
     found = run("peers", tmp_path, data, nanogpt=str(clone), only=only, vocab_size=None)
-    assert [each.of["part"] for each in found] == ["training", "generation", "llama", "recipe"]
+    assert [each.workload["part"] for each in found] == ["training", "generation", "llama", "recipe"]
     for each in found:
         assert all(line["status"] == "measured" for line in each.contenders.values()), each.contenders
         assert all(each.ratio(name) for name in each.measured if name != "ours")
@@ -85,9 +85,8 @@ def test_bad_input(changes, message, tmp_path, data, monkeypatch):
 
 def test_who_takes_part(tmp_path, data, monkeypatch):
     def names(**changes):
-        return {
-            each.of["part"]: each.names for each in peers.comparisons(settings("peers", tmp_path, data, **changes), CPU)
-        }
+        found = peers.comparisons(settings("peers", tmp_path, data, **changes), CPU)
+        return {each.workload["part"]: each.names for each in found}
 
     monkeypatch.setattr(peers, "cpu_multiplies_bfloat16", lambda: True)
     assert names()["training"] == ("ours", "ours, compiled", "Hugging Face, eager", "Hugging Face, compiled")

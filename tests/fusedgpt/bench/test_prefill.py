@@ -63,12 +63,12 @@ def test_parameters_are_those_published(published):
 
 
 def test_stand_ins_keep_head_size_and_grouping(published):
-    def of(name):
+    def workload(name):
         c = foreign.config(name)
         return c.hidden_size // c.num_attention_heads, c.num_attention_heads // c.num_key_value_heads, c.rope_parameters
 
     for small, whole in foreign.STAND_INS.items():
-        assert of(small) == of(whole)
+        assert workload(small) == workload(whole)
 
 
 @pytest.mark.parametrize(

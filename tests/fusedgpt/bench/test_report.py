@@ -22,7 +22,7 @@ def write(folder, *results):
     """The folder of a benchmark with these results."""
     lines = [{"kind": "header", **HEADER}]
     for each in results:
-        about = {"of": each.of}
+        about = {"workload": each.workload}
         for line in each.contenders.values():
             lines.append({"kind": "contender", **about, "baseline": each.baseline, **line})
         lines += [{"kind": "lap", **about, "ms": lap} for lap in each.laps]
@@ -56,7 +56,8 @@ def test_a_figure_names_who_failed_parity():
     assert report._subject(header, shown(), made).endswith("n_layer 2; parity failed: flex")
     assert "parity" not in report._subject(header, shown(), [result(FASTER, cudnn=REFUSED)])
     # a figure of nanoGPT's recipe, of 4 layers, had the sizes of GPT-2 124M
-    assert "n_layer" not in report._subject(header | {"set": []}, peers.SHOWN, [result(FASTER, of={"part": "recipe"})])
+    recipe = result(FASTER, workload={"part": "recipe"})
+    assert "n_layer" not in report._subject(header | {"set": []}, peers.SHOWN, [recipe])
 
 
 @pytest.mark.usefixtures("drawn")

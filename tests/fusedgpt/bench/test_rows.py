@@ -16,8 +16,8 @@ HEADER = {
     "settings": {"n_layer": 2},
     "environment": {"device": "d", "threads": 2},
 }
-READY = {"kind": "contender", "of": {"T": 8}, "name": "a", "baseline": "a", "status": "measured"}
-LAP = {"kind": "lap", "of": {"T": 8}, "ms": {"a": 1.5}}
+READY = {"kind": "contender", "workload": {"T": 8}, "name": "a", "baseline": "a", "status": "measured"}
+LAP = {"kind": "lap", "workload": {"T": 8}, "ms": {"a": 1.5}}
 
 
 def write(path, *lines):
@@ -30,8 +30,8 @@ def test_rows_are_continued_and_the_last_line_about_a_contender_counts(tmp_path)
     assert rows.begin(path, HEADER) == ([], "")
     failed = READY | {"status": "failed", "reason": "it hung"}
     with open(path, "a", encoding="utf-8") as file:
-        file.writelines(json.dumps(line) + "\n" for line in (failed, READY, LAP, LAP, LAP | {"of": {"T": 16}}))
-        file.write('{"kind": "lap", "of": {"T"')  # a kill
+        file.writelines(json.dumps(line) + "\n" for line in (failed, READY, LAP, LAP, LAP | {"workload": {"T": 16}}))
+        file.write('{"kind": "lap", "workload": {"T"')  # a kill
     lines = files.Lines(path)  # a torn last line takes no other with it
     lines.add(files.json_line(LAP))
     ((found,), said) = rows.begin(path, HEADER)
@@ -103,8 +103,8 @@ def test_laps_of_other_code_do_not_count():
     def line(commit, **more):
         return READY | {"commit": commit} | more
 
-    other = {"kind": "contender", "of": {"T": 8}, "name": "b", "baseline": "a", "status": "measured", "commit": "1"}
-    lap = {"kind": "lap", "of": {"T": 8}, "ms": {"a": 1.0, "b": 2.0}}
+    other = READY | {"name": "b", "commit": "1"}
+    lap = {"kind": "lap", "workload": {"T": 8}, "ms": {"a": 1.0, "b": 2.0}}
     (found,) = rows.results([line("1"), other, lap, lap, line("2"), lap])
     assert [sorted(lap) for lap in found.laps] == [["b"], ["b"], ["a", "b"]]
     (found,) = rows.results([line("1"), lap, line("1"), lap])

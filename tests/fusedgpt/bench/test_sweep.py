@@ -14,13 +14,13 @@ CPU = torch.device("cpu")
 OF = {"heads": "2x16", "pass": "forward + backward", "T": 32}
 
 
-def build(name, tmp_path, data, of=OF, **changes):
-    return sweep.build(of, name, settings("sweep", tmp_path, data, **changes), CPU)
+def build(name, tmp_path, data, workload=OF, **changes):
+    return sweep.build(workload, name, settings("sweep", tmp_path, data, **changes), CPU)
 
 
 def test_kernels_to_a_report(tmp_path, data):
     found = run("sweep", tmp_path, data, only="manual,flash,efficient", dtype="float32")
-    assert [tuple(each.of.values()) for each in found] == [
+    assert [tuple(each.workload.values()) for each in found] == [
         ("2x16", direction, T) for T in (32, 64) for direction in ("forward", "forward + backward")
     ]
     for each in found:
@@ -65,4 +65,4 @@ def test_shapes_that_cannot_be_are_one_sentence(tmp_path, data):
 def test_flex_is_measured_at_few_lengths(tmp_path, data):
     # it is compiled for each
     plan = sweep.comparisons(settings("sweep", tmp_path, data, lengths="256,320"), CPU)
-    assert [each.of["T"] for each in plan if "flex" in each.names] == [256, 256]
+    assert [each.workload["T"] for each in plan if "flex" in each.names] == [256, 256]
