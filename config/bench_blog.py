@@ -9,6 +9,5 @@ batch_size = 12
 gradient_accumulation_steps = 1
 vocab_size = 50257
 
-dropout = 0.0
 dtype = "bfloat16"
 compile = True

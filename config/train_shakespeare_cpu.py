@@ -18,7 +18,6 @@ block_size = 64
 n_layer = 2
 n_head = 3
 n_embd = 96
-dropout = 0.0
 activation = "gelu"  # exact, nanoGPT's: a CPU computes it 3 to 6 times as fast as GPT-2's tanh form
 position = "rotary"  # with the norm, it learns faster in a short run
 qk_norm = True

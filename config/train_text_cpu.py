@@ -13,12 +13,14 @@ batch_size = 16
 gradient_accumulation_steps = 1
 block_size = 128
 
-# small, because at equal time more steps of a small model learn more (docs/running.md, "How large, how long?")
+# a small Qwen3, which transformers opens: at equal time, more steps of a small model learn more (docs/running.md)
 n_layer = 2
 n_head = 4
 n_embd = 128
-activation = "gelu"  # exact, nanoGPT's: a CPU computes it 3 to 6 times as fast as GPT-2's tanh form
-position = "rotary"  # with the norm, it learns faster in a short run
+position = "rotary"
+norm = "rmsnorm"
+mlp = "swiglu"
+n_inner = 344  # 3 matrices, with about as many parameters as 2 of 4 n_embd
 qk_norm = True
 
 optimizer = "muon"

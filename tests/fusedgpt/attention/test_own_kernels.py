@@ -149,7 +149,7 @@ def test_benchmarks_measure_it(tmp_path, data, file):
         s = settings(kind, tmp_path, data, attention=own)
         assert "attention" not in kinds.header(kind, [], s, {})["settings"]  # rows of ours are the same with it
         each = next(each for each in module.comparisons(s, CPU) if own in each.names)
-        assert "passed" in module.build(each.of, own, s, CPU)[1]["parity"]
+        assert "passed" in module.build(each.workload, own, s, CPU)[1]["parity"]
 
 
 def test_it_samples_too(small_run, file):

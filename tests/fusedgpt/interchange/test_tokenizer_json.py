@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from fusedgpt.data import encoding, tokenizer
-from fusedgpt.data.tokenizer import KINDS, Tokenizer
+from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.errors import UserError
 from fusedgpt.interchange import tokenizer_json
 from tests.conftest import hugging_face, why_no_bpe
-from tests.fusedgpt.data.test_tokenizer import TEXT, meta_of
+from tests.fusedgpt.data.test_tokenizer import KINDS, TEXT, meta_of
 
 ORDINARY = "I'll say  it's 10 o'clock,\n\n\n   don't\tyou? x = 1  # naïve 漢字 🙂 ñ\r\n\u3000end \n "
 
