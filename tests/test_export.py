@@ -19,7 +19,7 @@ import export
 from fusedgpt.data import prepare
 from fusedgpt.data.dataset import read_meta
 from fusedgpt.errors import UserError
-from fusedgpt.runs import checkpoint, run_folder
+from fusedgpt.runs import run_folder
 from model import GPT
 from tests.conftest import as_nanogpt_wrote, checkpoint_of, random_data, rows, run
 from tests.fusedgpt.data.test_tokenizer import meta_of
@@ -204,7 +204,11 @@ def test_a_nanogpt_checkpoint_is_exported_with_the_tokenizer_of_its_data(small_r
     export.main(of_nanogpt(small_run, tmp_path, str(data)), tmp_path / "hf")
     assert read_meta(tmp_path / "hf")["itos"] == read_meta(data)["itos"]
     assert GPT.from_pretrained(tmp_path / "hf").config.activation == "gelu"
-    assert checkpoint.NANOGPTS_ACTIVATION in capsys.readouterr().out  # which used to be assumed in silence
+    # which used to be assumed in silence; the remedy for an older one is what the sentence says
+    assert "activation_function gelu_new in the config.json of its export" in capsys.readouterr().out
+    config = tmp_path / "hf" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"activation_function": "gelu_new"}))
+    assert GPT.from_pretrained(tmp_path / "hf").config.activation == "gelu_tanh"
 
 
 def test_a_nanogpt_checkpoint_without_its_data_is_exported_and_says_what_is_missing(small_run, tmp_path, capsys):

@@ -38,7 +38,7 @@ NOT_IDENTITY += ("device", "nanogpt")  # the header names the device, and rows t
 BEGAN = time.monotonic()  # about when bench.py started
 
 
-@functools.cache  # each is flags for every kind's names
+@functools.cache  # each is asked for every kind's names
 def settings_class(kind) -> type:
     """The dataclass of a kind's settings, which include train.py's if its contenders have them."""
     if not kind.TRAINS:

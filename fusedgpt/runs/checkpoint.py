@@ -25,7 +25,7 @@ NO_DAMAGE = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.EACCE
 NANOGPTS = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "dropout", "bias")  # fields of its GPTConfig
 NANOGPTS_ACTIVATION = (
     "nanoGPT's checkpoints do not name their activation: taking the exact GELU, which nanoGPT has had since May 2023."
-    " For an older checkpoint, give --activation=gelu_tanh to train.py or sample.py"
+    " An older one needs --activation=gelu_tanh, and activation_function gelu_new in the config.json of its export"
 )
 
 

@@ -42,7 +42,7 @@ def lesson(evaluations: list[dict]) -> list[str]:
     """What the evaluations of a run, rows of metrics.jsonl, say at its end: the lowest loss, and whether it overfits.
 
     It does if the last two validation losses are above the lowest by OVERFITS on average, and the training loss has
-    fallen by more since. One alone may be noise, and so may a rise after the last but one.
+    fallen by more since. One alone may be noise, so the lowest must come before both.
     """
     losses = {row["iter"]: (number(row["train_loss"]), number(row["val_loss"])) for row in evaluations}
     found = [(val, it, train) for it, (train, val) in losses.items() if math.isfinite(train + val)]
