@@ -116,8 +116,7 @@ def average_weights(optimizer: Optimizer, decay: float) -> None:
 
 def training_loop(run: Run) -> None:
     """Step until max_iters, the run's deadline or a signal; evaluate, report and save on the way."""
-    state, ranks = run.state, run.ranks
-    time_is_up, alone = False, ranks.world == 1
+    state, ranks, time_is_up = run.state, run.ranks, False
     while True:
         s = run.s  # a report may shorten a run of so many minutes
         last = state.iteration >= s.max_iters or time_is_up or s.eval_only
@@ -125,6 +124,7 @@ def training_loop(run: Run) -> None:
         if evaluates or state.iteration % s.check_interval == 0:
             distributed.require_same_weights(state.model, ranks, state.iteration)
         evaluated = not evaluates or run.evaluate_and_save()  # False: a signal has ended the evaluation
+        last = last or (evaluates and run.overfits())
         samples_now = s.sample_interval and (state.iteration % s.sample_interval == 0 or last)
         if samples_now and evaluated:
             run.sample()
@@ -146,7 +146,7 @@ def training_loop(run: Run) -> None:
         state.results.add(results, flags, lr=state.optimizer.param_groups[0]["lr"])  # what the step has used
         state.clock.stop()
         state.iteration += 1
-        if is_reported(state.iteration, s) or (alone and any(flags.values())):
+        if is_reported(state.iteration, s) or (ranks.world == 1 and any(flags.values())):
             time_is_up, signalled = run.report()  # if the time is up, the next round evaluates and is the last
             if signalled:
                 return

@@ -8,6 +8,7 @@ device = "cpu"
 eval_interval = 100
 eval_iters = 10
 sample_interval = 100
+patience = 5  # evaluations that tell overfitting, and end the run
 
 batch_size = 16
 gradient_accumulation_steps = 1

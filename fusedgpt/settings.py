@@ -15,7 +15,7 @@ Attention = Literal[*KERNELS, "auto"]
 AT_LEAST_1 = (*dimensions.AT_LEAST_1, "batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval")
 AT_LEAST_1 += ("keep_checkpoints", "check_interval", "shard_size")
 AT_LEAST_0 = ("max_iters", "max_bad_steps", "max_seconds", "warmup_iters", "learning_rate", "min_lr", "weight_decay")
-AT_LEAST_0 += ("grad_clip", "eval_iters", "sample_interval", "seed")
+AT_LEAST_0 += ("grad_clip", "eval_iters", "sample_interval", "seed", "patience")
 
 
 @dataclasses.dataclass
@@ -28,11 +28,12 @@ class Settings(Dimensions):
     eval_interval: int = 2000  # iterations (optimizer steps) between evaluations; each also saves a checkpoint
     eval_iters: int = 200  # batches of each split that an evaluation reads, always the same ones; 0: all of both splits
     eval_only: bool = False  # evaluate once and do not train
+    patience: int = 0  # end the run once it overfits in so many evaluations after its lowest loss; 0: never
     profile: bool = False  # print a profile of one forward and backward; out_dir/trace.json is for ui.perfetto.dev
     log_interval: int = 10  # iterations between lines on the console; metrics.jsonl has every iteration
     always_save_checkpoint: bool = True  # False: save a checkpoint only if the validation loss improved, and at the end
     keep_checkpoints: int = 2  # number of latest checkpoints to keep; the best one is always kept
-    sample_interval: int = 0  # iterations between samples, for metrics.jsonl, report.html and wandb; 0: none
+    sample_interval: int = 0  # iterations between samples, for metrics.jsonl and report.html; 0: none
     sample_prompts: str = "\n"  # prompt of these samples, or FILE:path with a prompt in each line
     wandb_log: bool = False  # log to Weights & Biases too (WANDB_MODE=offline works)
     wandb_project: str = "owt"  # wandb project

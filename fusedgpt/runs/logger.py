@@ -176,7 +176,6 @@ class Logger:
     def sample(self, iteration: int, prompt: str, text: str) -> None:
         """Log a sample, and say how it begins."""
         self._write("sample", {"iter": iteration, "prompt": prompt, "text": text})
-        self._track("text", f"sample/{prompt!r}", prompt + text, iteration)
         self._print(f"step {iteration}: sample {(prompt + text)[:SHOWN]!r}")
 
     def times(self, times: dict[str, float]) -> None:

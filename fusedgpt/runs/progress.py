@@ -38,24 +38,36 @@ def reading_line(s: Settings, tokens: int, parameters: int) -> str:
     return f"the training text has {tokens:,} tokens; the run reads it {times:.3g} times{too_often}"
 
 
-def lesson(evaluations: list[dict]) -> list[str]:
-    """What the evaluations of a run, rows of metrics.jsonl, say at its end: the lowest loss, and whether it overfits.
+def overfits(evaluations: list[dict], last: int = 2) -> bool:
+    """Whether the `last` validation losses are above an earlier, the lowest, by OVERFITS on average.
 
-    It does if the last two validation losses are above the lowest by OVERFITS on average, and the training loss has
-    fallen by more since. One alone may be noise, so the lowest must come before both.
+    And the training loss must have fallen by more. evaluations: rows of metrics.jsonl.
     """
+    if not (found := _finite(evaluations)):
+        return False
+    (lowest, at, then), since = min(found), found[-last:]
+    rise = statistics.fmean(val for val, _, _ in since) - lowest
+    return rise > OVERFITS * lowest and then - since[-1][2] > rise and at < since[0][1]
+
+
+def _finite(evaluations):
+    """(validation loss, iteration, training loss) of the evaluations that were finite."""
     losses = {row["iter"]: (number(row["train_loss"]), number(row["val_loss"])) for row in evaluations}
-    found = [(val, it, train) for it, (train, val) in losses.items() if math.isfinite(train + val)]
+    return [(val, it, train) for it, (train, val) in losses.items() if math.isfinite(train + val)]
+
+
+def lesson(evaluations: list[dict], patience: int = 0) -> list[str]:
+    """What the evaluations of a run say at its end: the lowest loss, overfitting, and whether `patience` ended it."""
+    found = _finite(evaluations)
     if len(found) < 2:
         return []
     (lowest, at, train_then), (last, _, train_now) = min(found), found[-1]
     said = f"the lowest validation loss was {lowest:.4f}, at iteration {at}"
-    rise = statistics.fmean(val for val, _, _ in found[-2:]) - lowest
-    if rise > OVERFITS * lowest and train_then - train_now > rise and at < found[-2][1]:
+    if overfits(evaluations):
+        ends = f", and patience={patience} ended it" * (patience > 0 and overfits(evaluations, patience))
         said += (
             f". Since then it rose to {last:.4f}, and the training loss fell from {train_then:.4f} to {train_now:.4f}:"
-            " the run overfits. Fewer iterations, --dropout=0.2, a smaller model or more text help; best.pt has the"
-            " lowest loss, and sample.py takes it"
+            f" the run overfits{ends}. Fewer steps, --dropout=0.2 or more text help; sample.py takes best.pt"
         )
     return [said]
 

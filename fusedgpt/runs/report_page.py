@@ -44,10 +44,7 @@ def compare(runs: list[LoggedRun], path: pathlib.Path) -> None:
 
 
 def headline(runs: list[LoggedRun], loss: str) -> str:
-    """Which of several runs ends lowest, and whether they were last evaluated at different iterations.
-
-    loss: as losses_in(runs).
-    """
+    """Which of several runs ends lowest, and whether they were last evaluated at different iterations."""
     unit = "bits per byte" if loss == "bits_per_byte" else "nats per token"
     column, ends = "val_bits_per_byte" if loss == "bits_per_byte" else "val_loss", {}
     for name, run in zip(names_of(runs), runs):
@@ -88,15 +85,8 @@ def _state(run, running):
     """What the run was doing when the page was written, and how far it was."""
     planned = number(section(run.record, "settings").get("max_iters"))
     done = int(max([0, *(run.train["iter"][-1:] + 1), *run.eval["iter"][-1:]]))
-    now, seconds = "Stopped", _median(run.train["ms"][-100:]) / 1e3 * (planned - done)
-    if running:
-        now = "Running"
-    elif done >= planned:
-        now = "Finished"
-    said = f"<b>{now}</b> · iteration {done:,} of {planned:,.0f}"
-    if running and seconds > 0:
-        said += f" · about {in_words(seconds)} of training left"
-    said += time.strftime(" · written on %Y-%m-%d at %H:%M %Z")
+    now = "Running" if running else "Finished" if done >= planned else "Stopped"
+    said = f"<b>{now}</b> · iteration {done:,} of {planned:,.0f} · written on {time.strftime('%Y-%m-%d at %H:%M %Z')}"
     return f"<p>{said}</p><progress max='{planned}' value='{done}'></progress>"
 
 

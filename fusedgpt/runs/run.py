@@ -122,6 +122,11 @@ class Run:
             self.save()
         return True
 
+    def overfits(self) -> bool:
+        """Whether the run ends because it overfits, by its last `patience` evaluations; rank 0 has all of them."""
+        patience, rows = self.s.patience, self.logger.evaluations
+        return patience > 0 and self.ranks.broadcast(progress.overfits(rows, patience))
+
     def save(self) -> None:
         """Save the whole state, unless the run has diverged. Raises UserError if a weight is not finite."""
         state, record = self.state, self.record
@@ -237,7 +242,7 @@ class Run:
             self.save()
         if len(state.step_ms) > WARM_UP and self.ranks.main:
             self.logger.times(timing.summary(state.step_ms[WARM_UP:]))
-        for line in progress.lesson(self.logger.evaluations):
+        for line in progress.lesson(self.logger.evaluations, self.s.patience):
             self.logger.say(line)
         if checkpoints.saved_at and not (self.s.eval_only or self.stopped_by or checkpoints.failed):
             out = shlex.quote(str(checkpoints.out_dir))
@@ -248,7 +253,8 @@ class Run:
         if checkpoints.failed:
             raise checkpoints.failed
         self.logger.close()
-        checkpoints.close()
+        if checkpoints.lock:
+            checkpoints.lock.close()
         if unsaved and not state.sound:
             how = checkpoints.recovery_advice()
             raise UserError(f"the run has diverged and ends after {state.iteration} steps: {how}")

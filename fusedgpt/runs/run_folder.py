@@ -219,11 +219,6 @@ class Checkpoints:
             return f"there is no checkpoint yet, so start again {calmer}"
         return f"resume from {self.out_dir / LATEST}, of iteration {latest}, {calmer}"
 
-    def close(self) -> None:
-        """Release the folder."""
-        if self.lock:
-            self.lock.close()
-
 
 def _is_best(saved):
     return saved["best_iter"] == saved["iter_num"]

@@ -1,6 +1,5 @@
 """Sends the metrics of a run to Weights & Biases."""
 
-import html
 import uuid
 
 NANOGPTS = {"train_loss": "train/loss", "val_loss": "val/loss", "lr": "lr", "mfu": "mfu"}  # nanoGPT's names
@@ -37,9 +36,6 @@ class WeightsAndBiases:
 
     def log(self, metrics: dict) -> None:
         self.wandb.log({"iter": metrics["iter"], **names(metrics)}, step=metrics["iter"])
-
-    def text(self, name: str, text: str, step: int) -> None:
-        self.wandb.log({name: self.wandb.Html(f"<pre>{html.escape(text)}</pre>")}, step=step)
 
     def close(self) -> None:
         self.wandb.finish()

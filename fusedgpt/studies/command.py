@@ -20,6 +20,7 @@ RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 SET_BY_THE_STUDY = {
     "out_dir": "each run has a folder of its own in --study_dir",
     "eval_only": "a run of a study trains",
+    "patience": "it would end runs at different iterations of their schedules",
     "max_seconds": "it would end runs at different iterations of their schedules: give --minutes to each run",
 }
 # settings that take one value for the whole study: they change what a run keeps and says, not what it learns

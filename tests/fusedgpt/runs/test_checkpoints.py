@@ -52,13 +52,13 @@ def test_a_disk_that_refuses_is_said_and_tried_again(tmp_path, monkeypatch):
         it.save(state(10))
         it.save(state(15))
     assert "cannot write" in str(it.failed)
-    it.close()
+    it.lock.close()
     assert [line.split(":")[0] for line in said] == ["NOT SAVED at iteration 10", "NOT SAVED at iteration 15"]
     assert checkpoint_of(tmp_path)["iter_num"] == 5
     it = checkpoints_of(tmp_path, said.append)
     it.resume(checkpoint_of(tmp_path), tmp_path / "ckpt.pt")
     it.save(state(20))
-    it.close()
+    it.lock.close()
     assert len(said) == 2
     assert checkpoint_of(tmp_path, "ckpt-5.pt")["iter_num"] == 5 and checkpoint_of(tmp_path)["iter_num"] == 20
 
@@ -67,7 +67,6 @@ def test_only_the_main_rank_writes(tmp_path):
     it = Checkpoints(tmp_path, 2, None, print, Ranks())
     it.resume({"iter_num": 3, "best_iter": 3, "best_val_loss": 1.0}, tmp_path / "ckpt.pt")
     it.save(state(5), 0.5)
-    it.close()
     assert list(tmp_path.iterdir()) == [] and (it.saved_at, it.best) == (5, (0.5, 5))
 
 
@@ -89,7 +88,7 @@ def test_what_could_not_be_saved_is_neither_the_best_nor_the_advice(tmp_path, mo
     assert it.failed and it.best == (1.0, 5)
     assert "of iteration 10" not in it.recovery_advice()
     it.save(state(10), 0.5)  # at the end of a run
-    it.close()
+    it.lock.close()
     assert it.best == (0.5, 10) and checkpoint_of(tmp_path, "best.pt")["iter_num"] == 10
 
 

@@ -12,7 +12,8 @@ import torch
 from fusedgpt.runs import progress
 from fusedgpt.runs.run import Run
 from fusedgpt.settings import Settings
-from tests.conftest import flags, run, small
+from fusedgpt.training import evaluation
+from tests.conftest import checkpoint_of, flags, run, small
 from tests.launch import script
 
 
@@ -38,19 +39,20 @@ def test_a_run_says_how_often_it_reads_its_text():
 
 def test_a_run_that_will_learn_its_text_by_heart_says_so():
     # without dropout, 20 kB of characters, read 23 times, ended at 3.7 bits per byte in place of 2.8
-    s, words = (
-        Settings(max_iters=200, gradient_accumulation_steps=1, batch_size=16, block_size=128),
-        "too often without",
-    )
+    s = Settings(max_iters=200, gradient_accumulation_steps=1, batch_size=16, block_size=128)
+    words = "too often without"
     assert progress.reading_line(s, 18_000, 402_176).endswith("reads it 22.8 times: too often without --dropout=0.2")
     assert words not in progress.reading_line(dataclasses.replace(s, dropout=0.2), 18_000, 402_176)
     assert words not in progress.reading_line(dataclasses.replace(s, max_iters=80), 18_000, 402_176)
     assert words not in progress.reading_line(s, 18_000, 17_000)  # as GPT-2 on OpenWebText, which reads it 33 times
 
 
+def rows(val, train):
+    return [{"iter": 100 * n, "train_loss": b, "val_loss": a} for n, (a, b) in enumerate(zip(val, train))]
+
+
 def lesson(val, train):
-    rows = [{"iter": 100 * n, "train_loss": b, "val_loss": a} for n, (a, b) in enumerate(zip(val, train))]
-    return "".join(progress.lesson(rows))
+    return "".join(progress.lesson(rows(val, train)))
 
 
 OVERFITTED = [4.9, 4.2, 4.09, 4.1, 4.13, 4.15], [4.8, 4.0, 3.6, 3.2, 2.9, 2.7]
@@ -60,10 +62,11 @@ def test_a_run_that_overfits_says_so():
     # three times the iterations ended at a higher loss, and not a word was said
     assert lesson(*OVERFITTED) == (
         "the lowest validation loss was 4.0900, at iteration 200. Since then it rose to 4.1500, and the training loss"
-        " fell from 3.6000 to 2.7000: the run overfits. Fewer iterations, --dropout=0.2, a smaller model or more text"
-        " help; best.pt has the lowest loss, and sample.py takes it"
+        " fell from 3.6000 to 2.7000: the run overfits. Fewer steps, --dropout=0.2 or more text help;"
+        " sample.py takes best.pt"
     )
     assert "overfits" not in lesson(*(losses[:4] for losses in OVERFITTED))  # it rose once, and by little
+    assert not progress.overfits(rows(*OVERFITTED), last=5)  # it did for 3 evaluations
     assert lesson([3.0], [3.0]) == "" == lesson([None, 3.0], [3.0, 3.0])
 
 
@@ -71,10 +74,19 @@ def test_noise_is_not_taken_for_overfitting():
     # 1,000 runs whose loss falls to a plateau, with noise of half a per cent at each of 12 evaluations
     random, steps = np.random.default_rng(0), np.arange(12)
     curves = 2 + np.exp(-steps / 2) + 0.01 * random.standard_normal((1000, 2, 12))
-    said = [lesson(val.tolist(), (train - 0.005 * steps).tolist()) for val, train in curves]
-    assert sum("overfits" in each for each in said) < 50
+    flat = [rows(val.tolist(), (train - 0.005 * steps).tolist()) for val, train in curves]
+    assert sum(map(progress.overfits, flat)) < 50
+    assert sum(any(progress.overfits(each[:n], last=5) for n in steps[1:]) for each in flat) < 50  # by patience
     rising = curves + np.array([0.02, -0.04])[:, None] * np.maximum(0, steps - 5)
     assert sum("overfits" in lesson(val.tolist(), train.tolist()) for val, train in rising) > 950
+
+
+def test_patience_ends_a_run_that_overfits(tmp_path, data, monkeypatch, capsys):
+    losses = iter(zip(*OVERFITTED))
+    monkeypatch.setattr(evaluation, "evaluate", lambda *_: dict(zip(("val_loss", "train_loss"), next(losses))))
+    run(tmp_path, data, max_iters=10, eval_interval=1, patience=2)
+    assert "the run overfits, and patience=2 ended it. Fewer" in capsys.readouterr().out
+    assert checkpoint_of(tmp_path)["iter_num"] == 5  # and not 4, where the rise was below a per cent
 
 
 @pytest.mark.parametrize(

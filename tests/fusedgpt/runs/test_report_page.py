@@ -82,8 +82,7 @@ def test_the_figures_at_the_top_follow_from_the_rows(tmp_path):
         "time of the steps": "4 min",
     }.items():
         assert cells(text, name) == [value]
-    # 100 steps of 3 s, as most of the last 100 took; it loads itself again
-    said = f"iteration 120 of 220 · about 5 min of training left · written on {time.strftime('%Y-%m-%d')} at "
+    said = f"iteration 120 of 220 · written on {time.strftime('%Y-%m-%d')} at "
     assert f"<b>Running</b> · {said}" in text and report_page.RELOAD in text
 
 
