@@ -27,9 +27,8 @@ PIECE = 2**16  # characters to tokenize at once: `tokenizers` needs hundreds of 
 BATCH = 2**20  # characters that a core gets at a time
 LONGEST_PIECE = 2**18  # cut a piece here at the latest: tiktoken gives up on a million blanks in a row
 COPIED = 2**16  # ids to copy at a time: with 2 MiB at a time, Linux wrote at a tenth of the speed
-# GPT-2's pattern and those of its successors begin a new token in two places. One is after a line end that has a
-# non-blank before it and a letter or digit after it. The other is after a letter or digit, if the next characters are a
-# space and a letter or digit, or if the next one is a Chinese or Japanese mark.
+# GPT-2's pattern and its successors' begin a token after a line end between a non-blank and a letter or digit, and
+# between a letter or digit and either a space before another or a Chinese or Japanese mark
 PLACE_TO_CUT = re.compile(r"\n(?<=\S\n)(?=[^\W_])|(?<=[^\W_])(?= [^\W_]|[、。，])")
 DOCUMENT = np.dtype([("end", "<i8"), ("digest", "<u8")])  # the ids before its end, and a hash of its text
 TRAINED = "train:"  # followed by the size of the vocabulary

@@ -128,8 +128,7 @@ def text_of(folder):
 def test_input_txt_beside_a_copied_script_is_used(tmp_path):
     # as nanoGPT's users do; a copied script used to download Shakespeare and leave the text beside it unread
     mine = tmp_path / "project" / "data" / "mine"
-    mine.mkdir(parents=True)
-    shutil.copy(ROOT / "data" / "shakespeare_char" / "prepare.py", mine)
+    shutil.copytree(ROOT / "data" / "shakespeare_char", mine)
     shutil.copytree(ROOT / "fusedgpt", mine.parents[1] / "fusedgpt", ignore=shutil.ignore_patterns("__pycache__"))
     (mine / "input.txt").write_text("to be or not to be\n" * 20)
     done = script(str(mine / "prepare.py"))
@@ -183,7 +182,7 @@ def test_a_folder_as_people_have_it_takes_one_command(tmp_path):
     command = ["data/text/prepare.py", f"--input={folder}", "--tokenizer=char", f"--out_dir={tmp_path / 'out'}"]
     assert "bad.docx (ValueError: pandoc says: " in fails(*command)
     done = script(*command, "--skip_unreadable=True")
-    assert done.stdout.endswith(f"next: python train.py config/train_text_cpu.py --dataset={tmp_path / 'out'}\n")
+    assert done.stdout.endswith(f"train.py config/train_text_cpu.py --dataset={tmp_path / 'out'} --dropout=0.2\n")
     text, _ = text_of(tmp_path / "out")
     said = ["Ein Absatz aus Word.", "Ein Satz aus dem Buch.", "“Anführung” – Größe", "Eine Seite.", "道可道，非常道。"]
     said += ["Grüße aus Berlin", "eine Zeile<|endoftext|>", "zwei", "gepackt", "Eine Seite im Netz."]

@@ -30,9 +30,13 @@ def test_a_preparation_that_fails_keeps_the_old_one(tmp_path, monkeypatch, last)
     assert before == {f.name: f.read_bytes() for f in tmp_path.iterdir()}
 
 
+def test_a_long_text_is_proposed_without_dropout(tmp_path, capsys):
+    prepare.write(tmp_path, {"train": [[0] * 300_000], "val": []}, "x", "byte", 256, "config/train_text_cpu.py")
+    assert capsys.readouterr().out.endswith(f"train_text_cpu.py --dataset={tmp_path}\n")
+
+
 def test_an_id_beyond_the_vocabulary_is_not_written(tmp_path):
-    # 65541 became 5
-    for id in (2**16 + 5, 256, -1):
+    for id in (2**16 + 5, 256, -1):  # the first became 5
         with pytest.raises(UserError, match=f"x has ids from .*{id}.*: vocab_size is 256"):
             prepare.write(tmp_path, {"train": [[1, id]], "val": [[255]]}, source="x", tokenizer="byte", vocab_size=256)
 

@@ -155,8 +155,7 @@ def used(meta):
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_a_hostile_tokenizer_json_is_one_sentence(what, tmp_path):
-    # panics of Rust, which are no Exceptions, passed every handler; ids beyond the model's were an IndexError of it;
-    # one export took forever
+    # panics of Rust, which are no Exceptions, passed every handler; ids beyond the model's raised in it or took forever
     file, content = tmp_path / "tokenizer.json", trained_bpe() | HOSTILE[what]
     file.write_text(json.dumps(content))
     meta = {"tokenizer": "json", "vocab_size": 300, "tokenizer_json": content, "end_of_text": 0}
