@@ -242,7 +242,7 @@ class Run:
             self.save()
         if len(state.step_ms) > WARM_UP and self.ranks.main:
             self.logger.times(timing.summary(state.step_ms[WARM_UP:]))
-        for line in progress.lesson(self.logger.evaluations, self.s.patience):
+        for line in progress.lesson(self.logger.evaluations, self.s.patience * (state.iteration < self.s.max_iters)):
             self.logger.say(line)
         if checkpoints.saved_at and not (self.s.eval_only or self.stopped_by or checkpoints.failed):
             out = shlex.quote(str(checkpoints.out_dir))
