@@ -24,7 +24,7 @@ TINY_SHAKESPEARE = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
     "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",  # its SHA-256
 )
-FEW = 150_000  # tokens for training; the configs of a CPU read fewer more than ten times (docs/running.md)
+FEW = 150_000  # tokens for training; config/train_text_cpu.py reads fewer more than ten times (docs/running.md)
 FEWEST_VALIDATION_TOKENS = 4096  # or a tenth of the text, if that is fewer
 
 
@@ -157,5 +157,5 @@ def write(folder: pathlib.Path, splits: dict, source: str, tokenizer: str, vocab
     for split, count in meta["tokens"].items():
         print(f"{folder / split}.bin: {count:,} tokens")
     if config:
-        few = " --dropout=0.2" * (config.endswith("_cpu.py") and meta["tokens"]["train"] < FEW)
+        few = " --dropout=0.2" * (config.endswith("text_cpu.py") and meta["tokens"]["train"] < FEW)
         print(home.as_called(f"next: python train.py {config} --dataset={shlex.quote(str(folder))}{few}"))
