@@ -42,7 +42,7 @@ RUN ?= out-quickstart
 TASKS ?= sonnets
 FIRST ?= $(if $(filter out-quickstart,$(RUN)),10)
 eval: setup
-	@$(BIN)/python export.py $(RUN) $(RUN)/hf
+	@rm -rf $(RUN)/hf && $(BIN)/python export.py $(RUN) $(RUN)/hf
 	@$(BIN)/python -m lm_eval run --model hf --model_args pretrained=$(RUN)/hf,dtype=float32$(FIRST:%=,prefix_token_id=%) \
 		--include_path eval --tasks $(TASKS) --output_path $(RUN)/lm_eval.json
 

@@ -1,7 +1,7 @@
 """Measure what each attention kernel gains on this machine: the experiments of two articles, one command each.
 
     python bench.py [KIND] [config/file.py ...] [--key=value ...] [--dry_run]
-    python bench.py report FOLDER [FOLDER ...] [--format=pdf]   draw report.md and figures again
+    python bench.py report FOLDER [FOLDER ...]          draw report.md and figures again
     python bench.py check FOLDER FOLDER                 do two folders, such as a published one and yours, say the same?
     python bench.py gpu                                 measure every kind, and run the tests that need a GPU (make gpu)
     python bench.py plan [config/file.py ...] [--key=value ...]   memory and time of a run on GPUs you do not have
@@ -95,14 +95,13 @@ def say_plan(args: list[str]) -> None:
 def write_reports(args: list[str]) -> None:
     """Draw the report and figures of each folder again. Raises UserError if a folder has no rows of a benchmark."""
     folders, flags = separate(args)
-    s, folders = configure(report.Settings(), flags, report.__doc__), list(map(pathlib.Path, folders))
-    if not folders:
+    if not folders or flags:
         raise UserError("name the folder of a benchmark: python bench.py report FOLDER [FOLDER ...]")
-    for folder in folders:
+    for folder in map(pathlib.Path, folders):
         name = rows.read(folder / "rows.jsonl")[0]["benchmark"]
         if name not in kinds.KINDS:
             raise UserError(f"this version has no benchmark {name!r}, only {', '.join(kinds.KINDS)}")
-        print(f"wrote {', '.join(map(str, report.write(folder, kinds.KINDS[name].SHOWN, s.format)))}")
+        print(f"wrote {', '.join(map(str, report.write(folder, kinds.KINDS[name].SHOWN)))}")
 
 
 def check_folders(args: list[str]) -> None:

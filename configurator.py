@@ -8,6 +8,7 @@ A config file is Python code that assigns to settings. Files and flags pass the 
 if __name__ != "configurator":  # nanoGPT's scripts execute this text; without a word, flags would change nothing
     raise SystemExit("error: import configurator, and call configurator.configure(Settings(), sys.argv[1:], __doc__)")
 
+import builtins
 import contextlib
 import dataclasses
 import difflib
@@ -120,17 +121,6 @@ def answer_help(defaults: Any, args: list[str], description: str, **how: Any) ->
             configure(defaults, args, description, **how)
 
 
-class _Assigned(dict):
-    """The globals of a config file: all that it assigns, also what was so before. It reads what is in `there` too."""
-
-    def __init__(self, there):
-        super().__init__()
-        self.there = there
-
-    def __missing__(self, name):
-        return self.there[name]  # KeyError: builtins are next
-
-
 def _assignments(file, settings):
     """The settings that a config file assigns. It may have functions, modules and _names of its own."""
     if not (file.endswith(".py") and os.path.isfile(file)):
@@ -141,7 +131,9 @@ def _assignments(file, settings):
         files = "config files are NAME.py, with lines like batch_size = 8"
         flags = "flags are written --name=value, as in --init_from=resume --out_dir=FOLDER to train a run on"
         raise UserError(f"there is no config file {file}: {files}, and {flags}")
-    names = _Assigned(vars(settings) | LENT | {"__name__": "<config file>", "__file__": file})
+    # as builtins, what a file may read is not among the globals that it assigns
+    read = vars(builtins) | vars(settings) | LENT
+    names = {"__builtins__": read, "__name__": "<config file>", "__file__": file}
     try:
         exec(compile(pathlib.Path(file).read_bytes(), file, "exec"), names)
     except KeyboardInterrupt:

@@ -40,8 +40,9 @@ from fusedgpt.data import dataset
 from fusedgpt.data.tokenizer import end_of_text
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.home import ROOT
-from fusedgpt.interchange import exported, families, nanogpt, tokenizer_json
+from fusedgpt.interchange import families, nanogpt, tokenizer_json
 from fusedgpt.interchange.pretrained import to_transformers
+from fusedgpt.machine import files
 from fusedgpt.runs import checkpoint, run_folder
 from fusedgpt.runs.metrics import losses_at, record_of, section
 from model import GPT
@@ -95,7 +96,8 @@ def model_card(out_dir: pathlib.Path, saved: dict, meta: dict | None, model: GPT
         "commit of fusedGPT": environment.get("commit"),
     }
     rows = "\n".join(f"| {name} | {value} |" for name, value in found.items() if value)
-    head = "\n".join([*["library_name: transformers"] * (format == "hf"), exported.tags(family)])
+    tags = f"tags: [{family.lower().replace('-', '')}, fusedgpt]"  # the Hub finds it by them
+    head = "\n".join([*["library_name: transformers"] * (format == "hf"), tags])
     use = USE[format].replace("DATA", data_of(saved))
     return CARD.format(head=head, title=out_dir.resolve().name, family=family, use=use, rows=rows)
 
@@ -117,14 +119,14 @@ def main(out_dir: str | os.PathLike, folder: str | os.PathLike, format="hf") -> 
         meta = dataset.meta_of_checkpoint(ROOT, saved)
     except UserError as error:  # a nanoGPT checkpoint only names its data, which may not be here
         print(f"no tokenizer is written: {error}")
-    with exported.replacing(folder) as new:
+    with files.new_folder(folder) as new:
         end = meta and end_of_text(meta)
         theirs = to_transformers(model.config, model.state_dict(), bos_token_id=end, eos_token_id=end)
         require_same_logits(model, theirs)
         WRITE[format](new, model, theirs, meta, saved)
         family = families.FAMILIES[theirs.config.model_type].title
         card = model_card(out_dir, saved, meta, model, family, format)
-        (new / exported.CARD).write_text(card, encoding="utf-8")
+        (new / "README.md").write_text(card, encoding="utf-8")
     if checkpoint.is_nanogpts(saved):
         print(checkpoint.NANOGPTS_ACTIVATION)
     use = USE[format].replace("PATH_OR_HUB_ID", str(folder)).replace("FOLDER", str(folder))

@@ -322,6 +322,10 @@ def main(s: Settings) -> None:
         budget.settle(run, step, began)
         if run.s.init_from != "resume" and not s.eval_only:
             logger.say(reading_line(run.s, len(run.loader.files["train"]), run.record["parameters"]))
+        if s.eval_tasks:
+            from fusedgpt.interchange.harness import Scorer  # lm_eval takes seconds to import
+
+            run.scorer = Scorer(s.eval_tasks, run.state.model, run.state.cast, run.meta, ranks, s.batch_size)
         memory.reset_peak_memory(device)  # compilation, the rehearsal and the timing are over
         gc.collect()
         gc.freeze()  # freeze long-lived objects so that garbage collection does not stall a step

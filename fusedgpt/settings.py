@@ -28,6 +28,7 @@ class Settings(Dimensions):
     eval_interval: int = 2000  # iterations (optimizer steps) between evaluations; each also saves a checkpoint
     eval_iters: int = 200  # batches of each split that an evaluation reads, always the same ones; 0: all of both splits
     eval_only: bool = False  # evaluate once and do not train
+    eval_tasks: str = ""  # tasks of lm_eval, or of eval/, that each evaluation scores: hellaswag,lambada_openai
     patience: int = 0  # end the run once it overfits in so many evaluations after its lowest loss; 0: never
     profile: bool = False  # print a profile of one forward and backward; out_dir/trace.json is for ui.perfetto.dev
     log_interval: int = 10  # iterations between lines on the console; metrics.jsonl has every iteration
@@ -63,8 +64,7 @@ class Settings(Dimensions):
     beta1: float = 0.9  # decay of AdamW's running mean of gradients
     beta2: float = 0.95  # decay of AdamW's running mean of squared gradients
     grad_clip: float = 1.0  # clip gradients to this norm; 0 turns clipping off
-    # decay of a running mean of the weights (EMA), such as 0.999: evaluations, samples and the model in checkpoints are
-    # that mean's; 0: none
+    # decay of a running mean of the weights (EMA), such as 0.999, for evaluations, samples and checkpoints; 0: none
     ema_decay: float = 0.0
     max_bad_steps: int = 20  # skip at most this many steps in a row without a finite gradient; one more ends the run
     # schedule

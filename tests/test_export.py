@@ -7,7 +7,6 @@ import os
 import pathlib
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 
@@ -70,43 +69,22 @@ def test_the_card_says_what_the_run_says(small_run, exported):
     assert "attention" not in said
 
 
-def test_files_of_others_are_not_replaced(small_run, tmp_path):
-    # a README.md was gone without a word, and exported into the folder of a data set, it replaced its meta.json
-    folder = tmp_path / "hf"
-    folder.mkdir()
-    for name in ("README.md", "config.json", "meta.json", "model-00001.safetensors", "notes.txt"):
-        (folder / name).write_text("mine")
-        with pytest.raises(UserError, match=f"files that no export wrote, such as {name}: name another folder"):
-            export.main(small_run, folder)
-        assert [(file.name, file.read_text()) for file in folder.iterdir()] == [(name, "mine")]
-        (folder / name).unlink()
-    for _ in range(2):  # its own are
-        assert script("export.py", small_run, folder).stderr == ""  # transformers drew bars
-    (folder / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"such as notes\.txt"):
-        export.main(small_run, folder)
+def test_an_export_replaces_nothing(done, tmp_path):
+    # a README.md was gone without a word; a link in a run from elsewhere led to an export, which was replaced
+    (mine := tmp_path / "mine").mkdir()
+    (mine / "README.md").write_text("mine")
+    (done / "hf").symlink_to(mine)
+    (done / "nanogpt").symlink_to(tmp_path / "nowhere")
+    for place in (mine, done / "hf", done / "nanogpt", mine / "README.md"):
+        assert f"{place} is there already: remove it, or name another folder" in fails("export.py", done, place)
+    assert [file.read_text() for file in mine.iterdir()] == ["mine"] and not (tmp_path / "nowhere").exists()
 
 
-def test_an_export_replaces_all_of_an_earlier_one_and_says_another_gelu(small_run, tmp_path, capsys):
-    # files of another format, or of a larger model in several parts, must not stay
-    folder = tmp_path / "export"
-    export.main(small_run, folder)
-    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
-    export.main(small_run, folder, "nanogpt")
-    assert "nanoGPT computes activation=gelu, and this model was trained with gelu_tanh" in capsys.readouterr().out
-    assert {file.name for file in folder.iterdir()} == {"README.md", "ckpt.pt", "meta.pkl"}
-    assert {file.name for file in tmp_path.iterdir()} == {"export"}
-
-
-def test_a_link_in_a_run_from_elsewhere_is_not_exported_through(done, small_run, tmp_path):
-    # run/hf led to somebody's export, which was replaced
-    mine = tmp_path / "mine"
-    export.main(small_run, mine)
-    before = {file.name: file.read_bytes() for file in mine.iterdir()}
-    for format in ("hf", "nanogpt"):
-        (done / format).symlink_to(mine)
-        assert f"{done / format} is a file or a link" in fails("export.py", done, f"--format={format}")
-    assert {file.name: file.read_bytes() for file in mine.iterdir()} == before
+def test_an_export_for_nanogpt_says_another_gelu(small_run, tmp_path):
+    done = script("export.py", small_run, tmp_path / "export", "--format=nanogpt")
+    assert "nanoGPT computes activation=gelu, and this model was trained with gelu_tanh" in done.stdout
+    assert done.stderr == ""  # transformers drew bars
+    assert {file.name for file in tmp_path.glob("*/*")} == {"README.md", "ckpt.pt", "meta.pkl"}
 
 
 def test_what_another_run_has_is_in_its_export(tmp_path, capsys):
@@ -138,7 +116,6 @@ def test_a_llama_is_exported_as_one(tmp_path):
     card, theirs = (folder / "README.md").read_text(), AutoModelForCausalLM.from_pretrained(folder)
     assert "A Llama that was trained with fusedGPT." in card and "tags: [llama, fusedgpt]" in card
     assert f"| parameters | {sum(p.numel() for p in theirs.parameters()):,} |" in card
-    export.main(tmp_path / "run", folder)  # its card is that of an export, so it is replaced
     with pytest.raises(UserError, match=r"which makes a GPT-2, does not know position=rotary"):
         export.main(tmp_path / "run", tmp_path / "nanogpt", "nanogpt")
 
@@ -155,32 +132,24 @@ def contents(folder):
 
 
 def test_an_export_that_was_killed_can_be_repeated(small_run, exported, tmp_path):
-    # 13 of 16 kills left files "that no export wrote"; over an older export, weights of one run under the config of the
-    # other. Here some of the kill points
-    older = export_of_bytes(tmp_path)
-    for before in (None, older):
-        for number in range(2, 100, 7):
-            folder = tmp_path / f"{before is older}-{number}"
-            folder.mkdir()
-            if before:
-                shutil.copytree(before, folder / "hf")
-            change = killed_before(number, functools.partial(export.main, small_run, folder / "hf"), folder)
-            assert contents(folder / "hf") in (False, contents(older), contents(exported)), change
+    # 13 of 16 kills left half an export. Here some of the kill points
+    for number in range(2, 100, 7):
+        (folder := tmp_path / str(number)).mkdir()
+        change = killed_before(number, functools.partial(export.main, small_run, folder / "hf"), folder)
+        assert contents(folder / "hf") in (False, contents(exported)), change
+        if not (folder / "hf").exists():
             export.main(small_run, folder / "hf")
-            assert list(folder.iterdir()) == [folder / "hf"] and contents(folder / "hf") == contents(exported)
-            if not change:
-                break
-        assert number > 7  # it was killed in all that it does
+        assert list(folder.iterdir()) == [folder / "hf"] and contents(folder / "hf") == contents(exported)
+        if not change:
+            break
+    assert number > 7  # it was killed in all that it does
 
 
-def test_an_export_that_fails_leaves_the_older_one(small_run, tmp_path, monkeypatch):
-    # half of the files were of the one run, half of the other
-    older = export_of_bytes(tmp_path)
-    before = contents(older)
+def test_an_export_that_fails_leaves_nothing(small_run, tmp_path, monkeypatch):
     monkeypatch.setattr(export, "model_card", lambda *args: pathlib.Path(tmp_path, "none").read_text())
     with pytest.raises(OSError, match="No such file"):
-        export.main(small_run, older)
-    assert contents(older) == before
+        export.main(small_run, tmp_path / "hf")
+    assert [*tmp_path.iterdir()] == []
 
 
 def of_nanogpt(run, folder, dataset):
@@ -212,8 +181,6 @@ def test_a_nanogpt_checkpoint_is_exported_with_the_tokenizer_of_its_data(small_r
 
 
 def test_a_nanogpt_checkpoint_without_its_data_is_exported_and_says_what_is_missing(small_run, tmp_path, capsys):
-    export.main(small_run, tmp_path / "hf")  # whose tokenizer used to stay
-    assert (tmp_path / "hf" / "tokenizer.json").exists() and (tmp_path / "hf" / "meta.json").exists()
     export.main(of_nanogpt(small_run, tmp_path, "nowhere"), tmp_path / "hf")
     assert not (tmp_path / "hf" / "meta.json").exists()
     assert "no tokenizer is written: dataset='nowhere'" in capsys.readouterr().out

@@ -28,8 +28,8 @@ class Drawn(NamedTuple):
     draw: Callable[[], Any]
 
 
-def save(drawn: Iterable[Drawn], folder: pathlib.Path, about: Callable, form: str) -> list[pathlib.Path]:
-    """Save figures as NAME.png and NAME.`form`, titled with their finding and `about(results)`; returns all paths."""
+def save(drawn: Iterable[Drawn], folder: pathlib.Path, about: Callable) -> list[pathlib.Path]:
+    """Save figures as NAME.png and NAME.svg, titled with their finding and `about(results)`; returns all paths."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -38,7 +38,7 @@ def save(drawn: Iterable[Drawn], folder: pathlib.Path, about: Callable, form: st
         for each in drawn:
             figure = each.draw()
             style.title(figure, each.finding, about(each.results))
-            for suffix in ("png", form):
+            for suffix in ("png", "svg"):
                 paths.append(folder / f"{each.name}.{suffix}")
                 with atomic(paths[-1]) as file:
                     figure.savefig(file, format=suffix, dpi=DPI)

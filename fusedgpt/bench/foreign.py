@@ -9,19 +9,15 @@ import contextlib
 import copy
 import dataclasses
 import gc
-import importlib.util
-import pathlib
 import sys
-from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fusedgpt.attention import parity
+from fusedgpt.attention import functions, parity
 from fusedgpt.attention.case import Case
-from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.bench.proof import ParityError
 from fusedgpt.interchange import families
 from fusedgpt.machine import determinism
@@ -146,8 +142,9 @@ class NanoGPT:
         """A model with our weights `state`. Its softmax goes over all rows of the embedding, padding included."""
         self.ids = config.padded_vocab_size
         shape = {name: getattr(config, name) for name in checkpoint.NANOGPTS} | dict(vocab_size=self.ids, dropout=0.0)
-        module = _imported(pathlib.Path(clone, "model.py"))
-        self.model = module.GPT(module.GPTConfig(**shape))
+        sys.dont_write_bytecode = True  # leave the clone as it is
+        theirs = functions.load(f"{clone}/model.py:GPT")
+        self.model = theirs(sys.modules[theirs.__module__].GPTConfig(**shape))
         self.model.load_state_dict(state)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
@@ -157,15 +154,6 @@ class NanoGPT:
     def generate(self, idx: Tensor, new: int) -> Tensor:
         """`idx` (1, T) and the `new` likeliest ids after it."""
         return self.model.generate(idx, new, temperature=1.0, top_k=1)
-
-
-def _imported(path: pathlib.Path) -> Any:
-    spec = importlib.util.spec_from_file_location("nanogpts_model", path)
-    # dataclasses look their module up in sys.modules
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    sys.dont_write_bytecode = True  # leave the clone as it is
-    spec.loader.exec_module(module)
-    return module
 
 
 class OurGPT:
@@ -202,7 +190,7 @@ class OurGPT:
 
     def compare(self, idx: Tensor) -> dict[str, float]:
         """parity.compare of the current attention, for two heads of keys and a prompt like `idx` (1, T)."""
-        return parity.compare(ATTENTION[self.model.config.attention], self.case(idx).of_heads(1, 2))
+        return parity.compare(functions.ATTENTION[self.model.config.attention], self.case(idx).of_heads(1, 2))
 
     def case(self, idx: Tensor) -> Case:
         """The attention of the first layer for a prompt like `idx` (1, T)."""

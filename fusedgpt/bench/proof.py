@@ -15,18 +15,6 @@ class ParityError(Exception):
     """A kernel or model computes something else than it should, so it gets no time."""
 
 
-def prove_kernel(name: str, *cases: Case, exact_as: torch.dtype | None = None) -> dict:
-    """`prove` for the kernel `name` as scripts run it, on each of `cases`; returns what it does for the last.
-
-    Raises UserError if the kernel cannot run one of them here.
-    """
-    for case in cases:
-        if reason := permitted.refusal(name, case):
-            raise UserError(reason)
-        errors = prove(permitted.as_run(name, case), case, exact_as)
-    return errors
-
-
 def prove(attend: Attend, case: Case, exact_as: torch.dtype | None = None) -> dict:
     """{'errors': …, 'parity': a sentence} if `attend` passes parity.checks; otherwise it raises ParityError.
 

@@ -3,7 +3,6 @@
 import dataclasses
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal
 
 from fusedgpt.attention import parity
 from fusedgpt.bench import figures, rows
@@ -15,11 +14,6 @@ from fusedgpt.machine.turns import Ratio
 MARGIN = 0.01  # of bench.py check: a share of the ratio, by which its interval is widened
 HOW = "A ratio is the median over laps of the ratio within a lap; in brackets its 95 % interval, by order statistics."
 SIZES = ("n_layer", "n_head", "n_embd", "block_size", "batch_size")  # settings that stand on a figure
-
-
-@dataclasses.dataclass
-class Settings:
-    format: Literal["svg", "pdf"] = "svg"  # format of the figures beside PNG
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,15 +33,12 @@ class Shown:
     own: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
-def write(folder: pathlib.Path, shown: Shown, form: str = "svg") -> list[pathlib.Path]:
-    """Write report.md and the figures from the rows in `folder`; returns the paths written.
-
-    form: svg or pdf, beside the PNG that report.md shows. Raises UserError if there are no rows.
-    """
+def write(folder: pathlib.Path, shown: Shown) -> list[pathlib.Path]:
+    """Write report.md and the figures from the rows in `folder`; returns the paths. Raises UserError without rows."""
     header, lines = rows.read(folder / "rows.jsonl")
     results = rows.results(lines)
     drawn = _ratios(header["benchmark"], results, shown)
-    paths = figures.save(drawn, folder, lambda those: [_subject(header, shown, those), machine(header, those)], form)
+    paths = figures.save(drawn, folder, lambda those: [_subject(header, shown, those), machine(header, those)])
     text = [*_heading(header, results), *(f"- **{each.finding}.**" for each in drawn), ""]
     text += [*tables(results, shown), *(f"![{each.name}]({each.name}.png)\n" for each in drawn)]
     how = [HOW] if any(result.laps for result in results) else []

@@ -21,7 +21,7 @@ from fusedgpt.bench.comparison import Comparison
 from fusedgpt.bench.proof import prove, refusals
 from fusedgpt.bench.report import Shown
 from fusedgpt.errors import UserError
-from fusedgpt.machine import memory, timing
+from fusedgpt.machine import timing
 from fusedgpt.machine.device import dtype_name, resolve_dtype
 from fusedgpt.machine.turns import Turn
 
@@ -38,8 +38,6 @@ class Settings(options.Common):
     lengths: str = "256-4096-64,8192,16384"  # numbers of tokens, as first-last-step or one by one
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     attention: str = "auto"  # path/to/file.py:function, to measure this kernel of your own too
-    n_kv_head: int | None = None  # heads of keys and values; None: one for each head of queries
-    window: int | None = None  # how many tokens a query sees, itself included; None: all
 
 
 GPU = {"dtype": "float16"}  # AMD's article
@@ -49,12 +47,8 @@ CPU = {"lengths": "256,512,1024,2048", "heads": "8x128,12x64"}
 def comparisons(s: Settings, device: torch.device) -> list[Comparison]:
     """All kernels at one length, for each shape and direction, before the next length.
 
-    Raises UserError if --heads or --lengths cannot be read, or if --n_kv_head does not divide all heads.
+    Raises UserError if --heads or --lengths cannot be read.
     """
-    for nh, _ in options.heads(s.heads):
-        if nh % (s.n_kv_head or nh):
-            what = f"{nh} of --heads={s.heads} cannot share n_kv_head={s.n_kv_head} heads of keys"
-            raise UserError(f"{what}: take a divisor of all")
     own = options.own_kernel(s.attention)
     return [
         Comparison(
@@ -75,16 +69,13 @@ def coarse_to_fine(lengths: list[int]) -> list[int]:
 
 
 def build(workload: dict, name: str, s: Settings, device: torch.device) -> tuple[Turn, dict]:
-    """A kernel at a length: parity with float64, its receipt, and the memory that a call holds beyond its inputs."""
+    """A kernel at a length, with parity with float64 and its receipt."""
     if name == "flex":
         torch.compiler.reset()  # PyTorch counts recompilations over a whole process, and stops at the eighth
     ((nh, hs),) = options.heads(workload["heads"])
     dtype, T = resolve_dtype(s.dtype, device), workload["T"]
-    window = s.window if s.window and s.window < T else None
-    shared = dict(kv_heads=s.n_kv_head, window=window)
-    case = Case((1, nh, T, hs), device, dtype, backward=workload["pass"] != "forward", **shared)
-    few = case.of_heads(1, 1)
-    if reason := _refusal(name, dataclasses.replace(few, shape=(1, few.shape[1], 256, hs), window=window and 64)):
+    case = Case((1, nh, T, hs), device, dtype, backward=workload["pass"] != "forward")
+    if reason := _refusal(name, dataclasses.replace(case, shape=(1, 1, 256, hs))):
         raise UserError(reason)
     attend, inputs = ATTENTION[name], _inputs(case)
 
@@ -96,10 +87,8 @@ def build(workload: dict, name: str, s: Settings, device: torch.device) -> tuple
         receipt = observe(step)
         if reason := contradiction(name, receipt, case):
             raise UserError(reason)
-        peak = memory.peak_bytes(step, device)
         turn, how = timing.of_a_kernel(step, device)
-    seen = {"kernel": receipt, "peak_memory": peak, "timed": how, "dtype": dtype_name(dtype)}
-    return turn, found | seen
+    return turn, found | {"kernel": receipt, "timed": how, "dtype": dtype_name(dtype)}
 
 
 _inputs = functools.lru_cache(maxsize=1)(Case.inputs)  # kernels share them, because drawing them is slow

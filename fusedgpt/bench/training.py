@@ -7,8 +7,10 @@ from collections.abc import Callable
 import torch
 
 import train
+from fusedgpt.attention import permitted
 from fusedgpt.attention.case import Case
-from fusedgpt.bench.proof import prove_kernel
+from fusedgpt.bench.proof import prove
+from fusedgpt.errors import UserError
 from fusedgpt.machine import memory, timing
 from fusedgpt.machine.device import dtype_name, resolve_device, resolve_dtype, tf32
 from fusedgpt.machine.turns import Turn
@@ -37,17 +39,21 @@ def settings(s) -> Settings:
     return Settings(**shared | {"dtype": dtype, "max_seconds": None})
 
 
-def cases(s) -> list[Case]:
-    """The attention of each layer that the settings `s` describe."""
-    device = resolve_device(s.device)
-    return Case.of_layers(s, s.batch_size, device, resolve_dtype(s.dtype, device), dropout=s.dropout)
-
-
 def attention_errors(s, tf32_allowed: bool = False) -> dict:
-    """`prove_kernel` for the kernel of the settings `s`; {} for auto, whose choice has passed parity by itself."""
-    with tf32(allowed=tf32_allowed):
-        exact_as = torch.float16 if tf32_allowed else None  # TF32 has as many bits
-        return prove_kernel(s.attention, *cases(s), exact_as=exact_as) if s.attention != "auto" else {}
+    """`prove` for the kernel of the settings `s`, as scripts run it, in the last kind of layer.
+
+    {} for auto, whose choice has passed parity by itself. Raises UserError if the kernel cannot run one of them here.
+    """
+    if s.attention == "auto":
+        return {}
+    device = resolve_device(s.device)
+    exact_as = torch.float16 if tf32_allowed else None  # TF32 has as many bits
+    for case in Case.of_layers(s, s.batch_size, device, resolve_dtype(s.dtype, device), dropout=s.dropout):
+        with tf32(allowed=tf32_allowed):
+            if reason := permitted.refusal(s.attention, case):
+                raise UserError(reason)
+            errors = prove(permitted.as_run(s.attention, case), case, exact_as)
+    return errors
 
 
 def build(s) -> tuple[Turn, dict]:

@@ -16,7 +16,8 @@ def check_run(
 ) -> None:
     """Say how much memory it will take to train a model of `config` (a GPTConfig) with the settings `s`.
 
-    Builds nothing. Raises UserError if the model certainly does not fit.
+    Builds nothing. Raises UserError if the model certainly does not fit: by what least_memory counts, so a model that
+    passes may still not fit.
     """
     compiled = asks_to_compile(s.compile, device)
     run = Load.of(s, dtype=dtype_name(dtype), compile=compiled, gpus=processes, cpu=device.type == "cpu")
@@ -24,7 +25,14 @@ def check_run(
         who = "the estimate of memory (fusedgpt/estimates/training_memory.py)"
         why = dimensions.unknown(config, who, dimensions.COUNTED)
         say(f"memory: not estimated: {why}" if why else in_words(Memory.of(config, run), processes))
-    check_training(config, batch_size, device, dtype, backward, s.optimizer == "muon", run.shards)
+    needed = least_memory(config, batch_size, dtype.itemsize, backward, s.optimizer == "muon", run.shards)
+    there = memory.total_memory(device)
+    if needed > there:
+        place = {"cuda": str(device)}.get(device.type, "this machine or its container")
+        needed, there = (f"{n / 2**30:,.1f} GiB" for n in (needed, there))
+        what = f"{config.num_params:,} parameters with the logits of {batch_size} x {config.block_size} tokens"
+        how = "lower --batch_size, --n_layer, --n_embd, --block_size or --vocab_size"
+        raise UserError(f"{what} need {needed} of memory or more, and {place} has {there}: {how}")
 
 
 def in_words(estimate: Memory, processes: int) -> str:
@@ -33,20 +41,3 @@ def in_words(estimate: Memory, processes: int) -> str:
     parts = ", ".join(f"{name} {each:,}" for name, each in shown.items() if each)
     whose = f" in each of {processes} processes" * (processes > 1)
     return f"memory: about {estimate.total / 2**20:,.0f} MiB of tensors{whose}: {parts}"
-
-
-def check_training(
-    config: Any, batch_size: int, device, dtype, backward: bool = True, muon: bool = False, shards: int = 1
-) -> None:
-    """Raise UserError if a model of `config` (a GPTConfig) certainly cannot be trained on `device`. Builds nothing.
-
-    It counts what least_memory counts, so a model that passes may still not fit.
-    """
-    needed = least_memory(config, batch_size, dtype.itemsize, backward, muon, shards)
-    there = memory.total_memory(device)
-    if needed > there:
-        place = {"cuda": str(device)}.get(device.type, "this machine or its container")
-        needed, there = (f"{n / 2**30:,.1f} GiB" for n in (needed, there))
-        what = f"{config.num_params:,} parameters with the logits of {batch_size} x {config.block_size} tokens"
-        how = "lower --batch_size, --n_layer, --n_embd, --block_size or --vocab_size"
-        raise UserError(f"{what} need {needed} of memory or more, and {place} has {there}: {how}")

@@ -39,6 +39,25 @@ def atomic(path: str | os.PathLike, mode: str = "wb", aside: str = "") -> Iterat
         raise UserError(f"cannot write {path}: {error.strerror or error}: {advice}") from error
 
 
+@contextlib.contextmanager
+def new_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A folder to write, which gets the name `path` at the end of the `with` statement: it is complete or absent.
+
+    Raises UserError if there is something at `path`, be it a link.
+    """
+    path = path.absolute()
+    if os.path.lexists(path):
+        raise UserError(f"{path} is there already: remove it, or name another folder")
+    new = path.with_name(f".{path.name}.new")
+    shutil.rmtree(new, ignore_errors=True)  # left by a call that was killed
+    new.mkdir(parents=True)
+    try:
+        yield new
+        new.rename(path)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
 class Lock(contextlib.AbstractContextManager):
     """The lock of a folder. An open `file` in the folder holds it until `close`, or until a `with` statement ends."""
 

@@ -1,17 +1,13 @@
-"""Measure memory: the peak of a process or a call, and the size."""
+"""Measure memory: the peak of a process, and the size."""
 
 import contextlib
 import ctypes
-import itertools
 import math
 import os
 import pathlib
 import sys
-from collections.abc import Callable
 
 import torch
-
-from fusedgpt.machine.profiler import profile
 
 OWN_GROUPS, CGROUPS = pathlib.Path("/proc/self/cgroup"), pathlib.Path("/sys/fs/cgroup")
 
@@ -51,19 +47,6 @@ def peak_memory(device: torch.device) -> float:
     # not by getrusage, because a child would start with its parent's peak
     with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
         return next(1024 * int(line.split()[1]) for line in file if line.startswith("VmHWM"))
-
-
-def peak_bytes(step: Callable[[], object], device: torch.device) -> int:
-    """Most bytes of tensors and kernels' scratch memory that a call of `step` adds to what is held before it."""
-    if device.type == "cuda":
-        held = torch.cuda.memory_allocated(device)
-        reset_peak_memory(device)
-        step()
-        return peak_memory(device) - held
-    # add up the allocator's events: a CPU process may keep what it frees, so its size says little
-    events = [e for e in profile(step, memory=True).kineto_results.events() if e.name() == "[memory]"]
-    events.sort(key=lambda event: event.start_ns())
-    return max(itertools.accumulate((event.nbytes() for event in events), initial=0))
 
 
 def total_memory(device: torch.device) -> float:

@@ -8,16 +8,14 @@ import torch
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler's log messages on stderr
 
 
-def profile(step: Callable[[], object], memory: bool = False, shapes: bool = False) -> torch.autograd.profiler.profile:
+def profile(step: Callable[[], object], shapes: bool = False) -> torch.autograd.profiler.profile:
     """Run `step` once under the profiler, which records the CPU, and the GPU if there is one.
 
-    memory: record the CPU and its allocations, and no GPU. shapes: record the operators' tensors, for `factors`.
+    shapes: record the operators' tensors, for `factors`.
     """
-    device = None
-    if torch.cuda.is_available() and not memory:
-        device = "cuda"
+    device = "cuda" if torch.cuda.is_available() else None
     # what torch.profiler.profile is made of: that would import torch._inductor to ask for CUDA graphs
-    options = dict(use_kineto=True, use_device=device, profile_memory=memory, record_shapes=shapes)
+    options = dict(use_kineto=True, use_device=device, record_shapes=shapes)
     with torch.autograd.profiler.profile(**options) as found:
         step()
     return found

@@ -13,11 +13,11 @@ from tqdm import tqdm
 from fusedgpt import terminal
 from fusedgpt.errors import first_line
 from fusedgpt.machine.files import Lines, Lock, atomic, json_line
-from fusedgpt.runs import report_page, run_folder
-from fusedgpt.runs.metrics import TRAIN, read_metrics, record_of
-from fusedgpt.runs.tracker import WeightsAndBiases
+from fusedgpt.runs import report_page, run_folder, tracker
+from fusedgpt.runs.metrics import EVAL, TRAIN, read_metrics, record_of
 from fusedgpt.terminal import in_words
 
+NOT_TRACKED = "NOT LOGGED to wandb"
 SHOWN = 100  # characters of a sample on the console
 SHARE_OF_REPORTS = 0.01  # spend at most this share of the time on report.html, which takes longer as the run grows
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix}"  # for tqdm, which cuts off what does not fit
@@ -59,8 +59,7 @@ class Logger:
             run_folder.set_aside(out_dir, self.say)
         self.evaluations = [row for row in rows if row["kind"] == "eval"]
         if s["wandb_log"]:
-            self.tracker = WeightsAndBiases()
-            self._track("begin", s, record, before.get("wandb_id"))
+            self._attempt(NOT_TRACKED, self._begin_tracking, before.get("wandb_id"))
         with atomic(path, "w") as file:
             file.writelines(map(json_line, rows))
         self.lines = Lines(path)
@@ -165,7 +164,8 @@ class Logger:
         self._write("eval", metrics)
         self.evaluations.append(metrics)
         losses = f"train loss {metrics['train_loss']:.4f}, val loss {metrics['val_loss']:.4f}"
-        self._print(f"step {metrics['iter']}: {losses}")
+        scores = "".join(f", {name} {value:.4f}" for name, value in metrics.items() if name not in ("iter", *EVAL))
+        self._print(f"step {metrics['iter']}: {losses}{scores}")
         for split in ("train", "val") if in_full else ():
             line = f"{split}: perplexity {math.exp(min(metrics[f'{split}_loss'], 700)):.3f} a token"
             bits = metrics.get(f"{split}_bits_per_byte")
@@ -196,12 +196,15 @@ class Logger:
                 self.say(f"NOT WRITTEN: {self.lines.path}: {error}; lines wait in memory, and the next one tries again")
             self.refused = True
         if kind != "sample":
-            self._track("log", metrics)
+            self._track("log", {"iter": metrics["iter"], **tracker.names(metrics)}, metrics["iter"])
 
     def _track(self, method, *args):
         """Call a method of the tracker, if there is one. One that fails is not asked again."""
-        if self.tracker and not self._attempt("NOT LOGGED to wandb", getattr(self.tracker, method), *args):
+        if self.tracker and not self._attempt(NOT_TRACKED, getattr(self.tracker, method), *args):
             self.tracker = None
+
+    def _begin_tracking(self, wandb_id):
+        self.tracker = tracker.begin(self.record, wandb_id)
 
     def _attempt(self, if_it_fails, call, *args):
         """Call what training does not depend on, and say if it fails. Returns whether it did not."""
@@ -220,4 +223,4 @@ class Logger:
             self.lines.flush()
             self._write_record()
             self._write_report(running=False)
-            self._track("close")  # last: it may wait for a network
+            self._track("finish")  # last: it may wait for a network

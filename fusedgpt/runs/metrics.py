@@ -82,10 +82,11 @@ class LoggedRun:
     def __init__(self, out_dir: str | pathlib.Path):
         self.folder = pathlib.Path(out_dir)
         rows = read_metrics(out_dir)
-        seen = {name for row in rows if row["kind"] == "train" for name in row}
-        others = sorted(seen.difference(TRAIN, ("kind", "iter")))  # what a changed train_step adds
-        self.train, self.eval = _columns(rows, "train", (*TRAIN, *others)), _columns(rows, "eval", EVAL)
-        self.others = [name for name in others if np.isfinite(self.train[name]).any()]
+        self.train, self.eval = _columns(rows, "train", TRAIN), _columns(rows, "eval", EVAL)
+        both = self.eval | self.train
+        # what a changed train_step adds, and the scores of eval_tasks
+        others = sorted(both.keys() - {"iter", *TRAIN, *EVAL})
+        self.others = [name for name in others if np.isfinite(both[name]).any()]
         self.samples = sorted((row for row in rows if row["kind"] == "sample"), key=lambda row: row["iter"])
         self.record = record_of(out_dir)
         self.name = self.folder.resolve().name
@@ -106,8 +107,8 @@ class LoggedRun:
         values = self.train.get(column, np.full(len(self.train["iter"]), np.nan))  # NaN if only another run has `y`
         known = np.isfinite(values) | (y in MEANING)  # a step that did not return another number is no gap
         lines = [Line("training", self.train["iter"][known], scale * values[known])]
-        validation = {"loss": "val_loss", "bits_per_byte": "val_bits_per_byte"}.get(y)
-        return lines + ([Line("validation", self.eval["iter"], self.eval[validation])] if validation else [])
+        validation = self.eval.get({"loss": "val_loss", "bits_per_byte": "val_bits_per_byte"}.get(y, y))
+        return lines + ([Line("validation", self.eval["iter"], validation)] if validation is not None else [])
 
     def position(self, iters: np.ndarray, axis: str) -> np.ndarray:
         """Where the state after `iters` steps lies on an axis: iterations, tokens, or time.
@@ -140,9 +141,10 @@ def losses_in(runs: list[LoggedRun]) -> str:
 
 
 def _columns(rows, kind, names):
-    """{name: its values in the lines of one `kind`, in the order of the iterations}, with `iter`."""
+    """{name: its values in the lines of one `kind`, in the order of the iterations}, with `iter` and other names."""
     rows = sorted((row for row in rows if row["kind"] == kind), key=lambda row: row["iter"])
-    return {name: np.array([row.get(name) for row in rows], float) for name in ("iter", *names)}  # None becomes NaN
+    found = {"iter", *names}.union(*rows) - {"kind"}
+    return {name: np.array([row.get(name) for row in rows], float) for name in found}  # None becomes NaN
 
 
 def view(lines: list[Line], y: str) -> tuple[float, float]:

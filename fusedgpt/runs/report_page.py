@@ -3,13 +3,13 @@
 import html
 import math
 import pathlib
+import string
 import time
 
 import numpy as np
 
 from fusedgpt.machine.files import atomic
 from fusedgpt.runs.metrics import MEANING, LoggedRun, above, losses_in, names_of, number, section, thinned, view
-from fusedgpt.runs.pages import fill
 from fusedgpt.runs.style import time_unit
 from fusedgpt.settings import Settings
 from fusedgpt.terminal import in_words
@@ -19,6 +19,13 @@ SAMPLED = 50  # a page has the samples of about this many iterations, spread eve
 POINTS = 600  # of a line, about
 PLACES = ("out_dir", "wandb_run_name", "init_from")  # settings that say where a run is, and not what it is
 LEFT, RIGHT, TOP, BOTTOM, HEIGHT = 60, 470, 8, 190, 212  # of the axes in a chart, and its height
+
+
+def fill(title: str, body: str, refresh: str = "") -> bytes:
+    """A page with the HTML `body`: one file with its style, which has no script and loads nothing."""
+    page, style = (pathlib.Path(__file__).with_name(f"page.{kind}").read_text("utf-8") for kind in ("html", "css"))
+    text = string.Template(page).substitute(title=html.escape(title), refresh=refresh, style=style, body=body)
+    return text.encode("utf-8", "replace")  # a folder's name may not be UTF-8
 
 
 def write(out_dir: str | pathlib.Path, running: bool = False) -> pathlib.Path:

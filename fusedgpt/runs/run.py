@@ -76,6 +76,7 @@ class Run:
     logger: Logger
     record: dict = dataclasses.field(default_factory=dict)  # what run.json says
     token_bytes: torch.Tensor | None = None  # bytes of each id, for bits per byte
+    scorer: Any = None  # a harness.Scorer, if evaluations score eval_tasks too
     stopped_by: list[int] = dataclasses.field(default_factory=list)  # signals that have come
     deadline: float = math.inf  # time.perf_counter() at which the run ends
     due: float = math.inf  # time.perf_counter() at which the minutes of a new run are over
@@ -94,11 +95,19 @@ class Run:
             self.trace.replace(self.checkpoints.out_dir / "trace.json")
 
     def losses(self, windows: int) -> dict[str, float] | None:
-        """The losses of both splits over `windows` windows of each (0: all), None if a signal ended the evaluation."""
+        """The losses of both splits over `windows` windows of each (0: all), and the scores of eval_tasks.
+
+        None if a signal ended the evaluation.
+        """
         state, tell = self.state, (self.stopped_by, self.logger.status)
         how = (state.model, self.loader, state.cast, self.ranks, self.token_bytes, *tell)
         with averaged(state.model, state.optimizer):
-            return evaluation.evaluate(*how, windows)
+            found = evaluation.evaluate(*how, windows)
+            if found and self.scorer:
+                self.logger.status("scoring")
+                scores = self.scorer.scores(self.stopped_by)
+                found = None if scores is None else found | scores
+        return found
 
     def evaluate_and_save(self) -> bool:
         """Evaluate, log the losses, and save if it is time to. Returns False if a signal ended the evaluation."""

@@ -1,6 +1,6 @@
 """Sends the metrics of a run to Weights & Biases."""
 
-import uuid
+from typing import Any
 
 NANOGPTS = {"train_loss": "train/loss", "val_loss": "val/loss", "lr": "lr", "mfu": "mfu"}  # nanoGPT's names
 
@@ -20,22 +20,15 @@ def names(metrics: dict) -> dict[str, float]:
     return found
 
 
-class WeightsAndBiases:
-    """A run of wandb. Any call may raise anything."""
+def begin(record: dict, wandb_id: str | None) -> Any:
+    """A run of wandb, for the content of run.json, which gets its id. Any call may raise anything.
 
-    def begin(self, s: dict, record: dict, wandb_id: str | None) -> None:
-        """Begin as the settings `s` say. `record`, the content of run.json, gets the id.
+    wandb_id: the id of the resumed run, whose curves go on; None: a new one.
+    """
+    import wandb
 
-        wandb_id: the id of the resumed run, whose curves go on; None: make a new id.
-        """
-        import wandb
-
-        self.wandb, record["wandb_id"] = wandb, wandb_id or uuid.uuid4().hex[:8]
-        named = dict(project=s["wandb_project"], name=s["wandb_run_name"], id=record["wandb_id"])
-        wandb.init(**named, resume="allow", config=record)
-
-    def log(self, metrics: dict) -> None:
-        self.wandb.log({"iter": metrics["iter"], **names(metrics)}, step=metrics["iter"])
-
-    def close(self) -> None:
-        self.wandb.finish()
+    s = record["settings"]
+    named = dict(project=s["wandb_project"], name=s["wandb_run_name"], id=wandb_id)
+    tracked = wandb.init(**named, resume="allow", config=record)
+    record["wandb_id"] = tracked.id
+    return tracked

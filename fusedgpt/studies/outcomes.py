@@ -175,13 +175,8 @@ def outcome(plan: Design, variant: str, seed: int, row: dict) -> Outcome:
     """The outcome of a run, from its line in outcomes.jsonl."""
     status, why, value = row.get("status", "missing"), row.get("why", ""), math.nan
     if status == "finished":
-        value = metric(row, plan)
+        named = {"val_loss": "val_loss", "bits_per_byte": "val_bits_per_byte"}[plan.metric]
+        value = number((row.get("evals") or {})[named][-1])
         if math.isnan(value):
             status, why = "diverged", "not finite at the end"
     return Outcome(variant, seed, status, why, value, row)
-
-
-def metric(row: dict, plan: Design) -> float:
-    """The value of the study's metric for a run, at its last evaluation; NaN if it is not known."""
-    named = {"val_loss": "val_loss", "bits_per_byte": "val_bits_per_byte"}[plan.metric]
-    return number((row.get("evals") or {})[named][-1])

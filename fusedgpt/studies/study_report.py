@@ -17,7 +17,7 @@ import numpy as np
 
 from fusedgpt.machine.files import atomic, json_line
 from fusedgpt.runs import style
-from fusedgpt.runs.pages import fill
+from fusedgpt.runs.report_page import fill
 from fusedgpt.runs.style import COLOURS, DPI, WIDTH, plain
 from fusedgpt.studies.outcomes import Results
 from fusedgpt.studies.verdict import METHOD

@@ -116,26 +116,12 @@ def _equal(differences, largest):
 
 
 def _p(differences, largest):
-    """p of the paired t test. If all differences are equal, `_chance_to_agree`, and 1 if they are 0."""
+    """p of the paired t test; 1 if all differences are equal, as those of a change without effect, which are 0."""
     from scipy import stats
 
     if len(differences) < 2:
         return math.nan
-    if not _equal(differences, largest):
-        return float(stats.ttest_1samp(differences, 0).pvalue)
-    if abs(differences[0]) <= ROUNDING * largest:
-        return 1.0
-    return _chance_to_agree(len(differences))
-
-
-def _chance_to_agree(n):
-    """An upper bound for the probability that n pairs of equal variants all show the same difference, which is not 0.
-
-    Take a difference d, and sort all numbers into two halves so that x and x + d are never in the same half. Two runs
-    that are equally distributed differ by d only if each is in the half that it should be in: s (1 − s) ≤ 1/4, where s
-    is the probability of a half. So whatever the first pair shows, each other pair agrees with it by at most 1/4.
-    """
-    return 0.25 ** (n - 1)
+    return 1.0 if _equal(differences, largest) else float(stats.ttest_1samp(differences, 0).pvalue)
 
 
 def over_looks(p: float, looks: tuple[int, ...]) -> float:

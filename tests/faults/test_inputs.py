@@ -37,7 +37,7 @@ def training(args):
     train.validate(s)
     shape = {name: getattr(s, name) for name in ("block_size", "n_layer", "n_head", "n_embd", "bias", "vocab_multiple")}
     config = GPTConfig(vocab_size=s.vocab_size or 50257, **shape)
-    fits.check_training(config, s.batch_size, torch.device("cpu"), torch.float32)
+    fits.check_run(s, 1, str, config, s.batch_size, torch.device("cpu"), torch.float32, True)
     return s
 
 

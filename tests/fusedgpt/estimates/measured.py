@@ -1,10 +1,11 @@
 """The memory that steps of small models really hold on a CPU, beside its estimate."""
 
+import itertools
+
 import torch
 
 from fusedgpt.estimates.training_memory import Load, Memory
 from fusedgpt.machine.device import DTYPES, autocast
-from fusedgpt.machine.memory import peak_bytes
 from fusedgpt.parallel import fsdp
 from model import GPT, GPTConfig
 
@@ -62,6 +63,18 @@ def step_of(model: GPT, run: Load):
     return step
 
 
+def peak_bytes(step) -> int:
+    """Most bytes of tensors and kernels' scratch memory that a call of `step` adds, by the allocator's events.
+
+    A CPU process may keep what it frees, so its size says little.
+    """
+    with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as found:
+        step()
+    events = [e for e in found.kineto_results.events() if e.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    return max(itertools.accumulate((event.nbytes() for event in events), initial=0))
+
+
 def memory_error(rank: int, gpus: int, shape: dict, how: dict) -> dict:
     """A step's estimated and measured peak in one of `gpus` processes, beyond weights and AdamW's moments, in bytes."""
     run = Load(**dict(compile=False, parallel="fsdp" if gpus > 1 else "ddp", gpus=gpus, cpu=True) | how)
@@ -75,4 +88,4 @@ def memory_error(rank: int, gpus: int, shape: dict, how: dict) -> dict:
     for _ in range(2):  # the first makes AdamW's moments
         step()
     estimate = Memory.of(model.config, run)
-    return {"measured": peak_bytes(step, CPU), "estimate": estimate.total - estimate.weights - estimate.optimizer}
+    return {"measured": peak_bytes(step), "estimate": estimate.total - estimate.weights - estimate.optimizer}

@@ -6,12 +6,18 @@ import pytest
 import torch
 
 from fusedgpt.errors import UserError
-from fusedgpt.estimates.fits import check_training, in_words
+from fusedgpt.estimates.fits import check_run, in_words
 from fusedgpt.estimates.training_memory import Memory
 from fusedgpt.machine import memory
+from fusedgpt.settings import Settings
 from model import GPTConfig
 
 CPU, GIB = torch.device("cpu"), 1 << 30
+
+
+def check(config, batch_size, device, dtype, backward=True, shards=1, **settings):
+    s = Settings(batch_size=batch_size, parallel="fsdp" if shards > 1 else "ddp", **settings)
+    check_run(s, shards, print, config, batch_size, device, dtype, backward)
 
 
 def test_only_what_certainly_cannot_fit_is_refused(monkeypatch):
@@ -21,15 +27,15 @@ def test_only_what_certainly_cannot_fit_is_refused(monkeypatch):
         (whole, dict(dtype=torch.float32), 12 * weights + 4 * logits),
         (whole, dict(dtype=torch.bfloat16), 12 * weights + 2 * logits),
         (whole, dict(dtype=torch.float32, backward=False), 4 * weights + 4 * logits),
-        (whole, dict(dtype=torch.float32, muon=True), 12 * weights - 4 * 12 * 64 * 64 + 4 * logits),
+        (whole, dict(dtype=torch.float32, optimizer="muon"), 12 * weights - 4 * 12 * 64 * 64 + 4 * logits),
         (whole, dict(dtype=torch.float32, shards=2), 6 * weights + 4 * logits),  # they were refused
         (dataclasses.replace(whole, loss="chunked"), dict(dtype=torch.float32), 12 * weights + 4 * logits // 8),
     ):
         monkeypatch.setattr(memory, "total_memory", lambda device, n=needed: n)
-        check_training(config, 3, CPU, **options)
+        check(config, 3, CPU, **options)
         monkeypatch.setattr(memory, "total_memory", lambda device, n=needed: n - 1)
         with pytest.raises(UserError, match=r"the logits of 3 x 1024 tokens .*lower --batch_size"):
-            check_training(config, 3, CPU, **options)
+            check(config, 3, CPU, **options)
 
 
 def test_a_gpus_memory_is_its_own(monkeypatch):
@@ -37,7 +43,7 @@ def test_a_gpus_memory_is_its_own(monkeypatch):
     there = {"cpu": 10 * GIB, "cuda": GIB}
     monkeypatch.setattr(memory, "total_memory", lambda device: there[device.type])
     with pytest.raises(UserError, match=r"cuda:0 has 1.0 GiB"):
-        check_training(config, 1, gpu, torch.bfloat16)
+        check(config, 1, gpu, torch.bfloat16)
 
 
 def test_an_estimate_in_words():

@@ -1,4 +1,4 @@
-"""Bytes at the peak."""
+"""The memory of a process, a machine and a container."""
 
 import math
 import types
@@ -7,24 +7,6 @@ import pytest
 import torch
 
 from fusedgpt.machine import memory
-from fusedgpt.machine.memory import peak_bytes
-
-MIB = 1 << 20
-
-
-def test_peak_bytes_are_those_held_at_once(device):
-    def held(*sizes):
-        return torch.empty(sum(sizes), dtype=torch.uint8, device=device)
-
-    def one_after_the_other():
-        held(2 * MIB)
-        held(4 * MIB)
-
-    def together():
-        return held(2 * MIB), held(4 * MIB)
-
-    for step, mib in ((one_after_the_other, 4), (together, 6), (lambda: None, 0)):
-        assert peak_bytes(step, device) == mib * MIB
 
 
 def test_what_a_system_does_not_say_is_no_number(monkeypatch):

@@ -29,13 +29,13 @@ LOSSES = {"iter": 0, "train_loss": 1.0, "val_loss": 1.0}
 def test_a_tracker_or_a_page_that_fails_ends_no_run_and_is_said(tmp_path, data, monkeypatch, capsys):
     # what it raised ended the run before the evaluated state was saved
     tracker = mock.Mock(**{"log.side_effect": [None, OSError(errno.ENOSPC, "No space left on device")]})
-    monkeypatch.setattr(logger, "WeightsAndBiases", lambda: tracker)
+    monkeypatch.setattr(logger.tracker, "begin", lambda *_: tracker)
     monkeypatch.setattr(logger.report_page, "write", lambda *_: {}["page"])
     run(tmp_path, data, wandb_log=True)
     said = capsys.readouterr().out
     assert "NOT WRITTEN: report.html: KeyError: 'page'" in said
     assert said.count("NOT LOGGED to wandb: OSError: [Errno 28] No space left on device; the run goes on") == 1
-    assert (tracker.log.call_count, tracker.close.call_count) == (2, 0)
+    assert (tracker.log.call_count, tracker.finish.call_count) == (2, 0)
     assert len(rows(tmp_path)) == 10 and weights(tmp_path)
 
 

@@ -55,7 +55,8 @@ def three(folder):
     return study(folder, losses, varied=["learning_rate", "optimizer"], times=times)
 
 
-LOSSES = {name: {seed: [4.0, 2.0 + seed / 100 + (name == "b")] for seed in range(1, 5)} for name in "ab"}
+WORSE = (1.0, 1.4, 1.2, 1.1)  # b than a, by seed: two of them tell nothing
+LOSSES = {name: {n: [4.0, 2.0 + n / 100 + (name == "b") * WORSE[n - 1]] for n in range(1, 5)} for name in "ab"}
 
 
 def read(folder, *lines, losses=LOSSES, **how):

@@ -1,0 +1,110 @@
+"""The model in training as one that lm-evaluation-harness asks: --eval_tasks."""
+
+import contextlib
+import io
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from lm_eval import evaluator, utils  # noqa: TID253 - this file is imported for --eval_tasks alone
+from lm_eval.api.model import TemplateLM  # noqa: TID253
+from lm_eval.tasks import TaskManager  # noqa: TID253
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
+
+from fusedgpt.data.tokenizer import Tokenizer, fails_as
+from fusedgpt.errors import UserError
+from fusedgpt.home import ROOT
+from fusedgpt.parallel.distributed import Ranks
+
+
+class Scorer(TemplateLM):
+    """The `tasks`, names of lm_eval's or of eval/ with commas between, and the model that answers them.
+
+    The questions are divided among the ranks. Raises UserError for an unknown task, if ranks share the model, and if
+    the tokenizer of `meta` cannot encode every text.
+    """
+
+    def __init__(self, tasks: str, model: Any, cast: AbstractContextManager, meta: dict, ranks: Ranks, batch_size: int):
+        super().__init__()
+        if ranks.shards > 1:  # they would ask the model unequal numbers of times
+            raise UserError(f"--eval_tasks={tasks} needs --parallel=ddp; make eval scores a run that fsdp has trained")
+        self.model, self.cast, self.ranks, self.batch_size = model, cast, ranks, batch_size
+        self._rank, self._world_size, self._device = ranks.rank, ranks.world, model.lm_head.weight.device
+        self.tokenizer, self.stopped_by = Tokenizer(meta), ()
+        if self.tokenizer.kind == "char":
+            how = "prepare them with --tokenizer=train:2048 or byte"
+            raise UserError(f"--eval_tasks={tasks} may have characters that the data have not: {how}")
+        end = self.tokenizer.end_of_text
+        self.first = self.tokenizer.encode("\n")[0] if end is None else end
+        with fails_as(f"--eval_tasks={tasks} cannot be loaded"):
+            self.tasks = TaskManager(include_path=str(ROOT / "eval")).load(tasks.split(","))
+
+    def scores(self, stopped_by: Sequence[int]) -> dict[str, float] | None:
+        """Each task's figures, such as hellaswag_acc_norm, on every rank; None if a signal came."""
+        self.stopped_by = stopped_by
+        self.model.eval()
+        # each length would be compiled, and lm_eval's bars would break ours
+        with torch.compiler.set_stance("force_eager"), contextlib.redirect_stderr(io.StringIO()):
+            found = evaluator.evaluate(self, self.tasks, bootstrap_iters=0, log_samples=False)
+        self.model.train()
+        if any(self.ranks.gather(bool(stopped_by))):
+            return None
+        scores = {}
+        for task, figures in self.ranks.broadcast(found and found["results"]).items():  # only the main rank knows
+            for name, value in figures.items():  # 'acc,none', 'acc_stderr,none'
+                if isinstance(value, float) and "_stderr" not in name:
+                    scores[f"{task}_{name.partition(',')[0]}"] = value
+        return scores
+
+    @torch.no_grad()
+    def _loglikelihood_tokens(self, requests, **_):
+        """(log-likelihood of the continuation, whether it is the greedy one) for each (_, context, continuation)."""
+        found = [(0.0, False)] * len(requests)
+        by_length = sorted(range(len(requests)), key=lambda n: -sum(map(len, requests[n][1:])))  # little padding
+        for start in range(0, len(requests), self.batch_size):
+            if self.stopped_by:
+                break
+            batch, xs, ys = by_length[start : start + self.batch_size], [], []
+            for _, context, continuation in (requests[n] for n in batch):
+                ids = torch.tensor([*context, *continuation][-self.model.config.block_size - 1 :], device=self.device)
+                xs.append(ids[:-1])
+                ys.append(ids[1:].clone())
+                ys[-1][: max(0, len(ids) - 1 - len(continuation))] = -1  # given, and not asked for
+            x, y = pad_sequence(xs, batch_first=True), pad_sequence(ys, batch_first=True, padding_value=-1)
+            with self.cast:
+                logits, _ = self.model(x, y)
+            losses = cross_entropy(logits.float().flatten(0, 1), y.flatten(), ignore_index=-1, reduction="none")
+            greedy = ((logits.argmax(-1) == y) | (y < 0)).all(1)
+            for n, nats, is_greedy in zip(batch, losses.view_as(y).sum(1).tolist(), greedy.tolist()):
+                found[n] = -nats, is_greedy
+        return found
+
+    def loglikelihood_rolling(self, requests, **_):
+        """The log-likelihood of each text, in windows of block_size that do not overlap."""
+        windows, sums = [], [0.0] * len(requests)
+        for n, request in enumerate(requests):
+            ids = self.tok_encode(*request.args)
+            each = utils.get_rolling_token_windows(ids, self.first, self.model.config.block_size, context_len=1)
+            windows += [(n, *utils.make_disjoint_window(window)) for window in each]
+        for (n, *_), (score, _) in zip(windows, self._loglikelihood_tokens(windows)):
+            sums[n] += score
+        return sums
+
+    def generate_until(self, requests, **_):
+        how = "take a task that scores given texts, or export.py and lm_eval"
+        raise UserError(f"--eval_tasks has {requests[0].task_name}, for which the model would write texts: {how}")
+
+    def tok_encode(self, string, **_):
+        return self.tokenizer.encode(string)
+
+    @property
+    def eot_token_id(self):
+        return self.first
+
+    def all_gather(self, tensor):
+        return torch.stack(self.ranks.gather(tensor))
+
+    def gather_object(self, obj, dst=0):
+        return self.ranks.gather(obj)

@@ -1,0 +1,48 @@
+"""What the model in training answers lm_eval, beside lm_eval's own model on the export."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import torch
+
+from fusedgpt.data import prepare
+from fusedgpt.parallel.distributed import Ranks
+from model import GPT
+from tests.conftest import flags, rows, small
+from tests.launch import ROOT, ranks
+
+BYTES = {"tokenizer": "byte", "vocab_size": 256}
+pytestmark = pytest.mark.slow  # lm_eval takes seconds to import
+
+
+def test_answers_are_those_of_transformers(exported):
+    # padding to the right, a context beyond block_size, a continuation of one id, and one that fills the context
+    harness = pytest.importorskip("fusedgpt.interchange.harness")
+    from lm_eval.models.huggingface import HFLM
+
+    theirs = HFLM(pretrained=str(exported), device="cpu", dtype="float32", batch_size=1, prefix_token_id=10)
+    model = GPT.from_pretrained(exported)
+    ours = harness.Scorer("sonnets", model, contextlib.nullcontext(), BYTES, Ranks(), batch_size=3)
+    S, text = model.config.block_size, [n * n % 65 for n in range(99)]
+    requests = [(None, text[:a], text[a : a + b]) for a, b in ((3, 9), (S + 5, 2), (1, S))]
+    context = torch.tensor([text[:4]])
+    greedy = model.eval().generate(context, 3, temperature=0)[0, 4:].tolist()
+    requests += [(None, text[:4], greedy), (None, text[:4], greedy[:1])]
+    want = theirs._loglikelihood_tokens([(("", str(n)), *each[1:]) for n, each in enumerate(requests)])
+    found = ours._loglikelihood_tokens(requests)
+    assert [each[0] for each in found] == pytest.approx([each[0] for each in want], rel=1e-4)
+    assert [each[1] for each in found] == [each[1] for each in want] and found[-1][1]
+    assert ours.scores([15]) is None  # a signal has come
+
+
+def test_a_run_on_two_ranks_logs_the_score_of_one(tmp_path):
+    runs, ids = {}, np.frombuffer((ROOT / "model.py").read_bytes(), np.uint8)
+    prepare.write(tmp_path / "data", {"train": [ids[:9000]], "val": [ids[9000:]]}, "model.py", "byte", 256)
+    for world in (1, 2):
+        s = small(
+            tmp_path / str(world), tmp_path / "data", eval_tasks="sonnets", max_iters=0, gradient_accumulation_steps=2
+        )
+        ranks(world, "train.py", *flags(s))
+        (runs[world],) = (row["sonnets_bits_per_byte"] for row in rows(s.out_dir, "eval"))
+    assert runs[1] == pytest.approx(runs[2], rel=1e-5) and 5 < runs[1] < 9
