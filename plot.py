@@ -34,6 +34,7 @@ from fusedgpt.home import ROOT, as_called
 from fusedgpt.machine.files import atomic
 from fusedgpt.runs import report_page
 from fusedgpt.runs.metrics import MEANING, LoggedRun, above, losses_in, names_of, view
+from fusedgpt.runs.progress import OVERFITS
 from fusedgpt.runs.style import AXES, COLOURS, DPI, MARKERS, SUFFIXES, WIDTH, label_x, plain, time_unit, title
 
 SKIPPED = 8  # the first queries of a map, which see so few keys that each gets much; of a short text its first half
@@ -54,7 +55,9 @@ def finding(runs: list[LoggedRun], y: str) -> str:
     if not len(validation.values):
         return f"{what}: {runs[0].name} has not been evaluated"
     last, after = validation.values[-1], f"after {validation.iters[-1]:,.0f} iterations"
-    return f"{what} {last:.3f} {after}" if math.isfinite(last) else f"{what} not finite {after}"
+    said = f"{what} {last:.3f} {after}" if math.isfinite(last) else f"{what} not finite {after}"
+    lowest = np.nanmin(validation.values, initial=math.inf)
+    return said + f", the lowest {lowest:.3f}" * bool(last > (1 + OVERFITS) * lowest)
 
 
 def captions(runs: list[LoggedRun]) -> list[str]:

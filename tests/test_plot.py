@@ -159,6 +159,8 @@ def test_a_title_says_the_finding(tmp_path):
     assert plot.finding([good, bad], "loss") == f"good ends lowest, at {last:.4f} nats per token"
     assert plot.finding([young], "loss") == "Validation loss: young has not been evaluated"
     assert plot.finding([good, bad], "lr") == "Learning rate: good, bad"
+    lowest, good.eval["val_loss"][-1] = good.eval["val_loss"][:-1].min(), 9.0  # the title of an overfitted run
+    assert plot.finding([good], "loss").endswith(f"after 30 iterations, the lowest {lowest:.3f}")
     good.eval["val_loss"][-1] = math.nan
     assert plot.finding([good], "loss") == "Validation loss not finite after 30 iterations"
 

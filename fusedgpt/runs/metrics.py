@@ -101,12 +101,12 @@ class LoggedRun:
         return float(np.median(ratios)) if len(ratios) else math.nan
 
     def lines(self, y: str) -> list[Line]:
-        """What to draw for `y`, a key of MEANING or one of `others`: training, and validation for losses."""
+        """What to draw for `y`, a key of MEANING or one of `others`: training, and validation for losses and scores."""
         column = {"bits_per_byte": "loss", "memory": "peak_memory"}.get(y, y)
         scale = {"bits_per_byte": self.bits_per_byte_of_a_nat, "memory": 2**-30}.get(y, 1.0)
         values = self.train.get(column, np.full(len(self.train["iter"]), np.nan))  # NaN if only another run has `y`
         known = np.isfinite(values) | (y in MEANING)  # a step that did not return another number is no gap
-        lines = [Line("training", self.train["iter"][known], scale * values[known])]
+        lines = [Line("training", self.train["iter"][known], scale * values[known])] * (y not in self.eval)
         validation = self.eval.get({"loss": "val_loss", "bits_per_byte": "val_bits_per_byte"}.get(y, y))
         return lines + ([Line("validation", self.eval["iter"], validation)] if validation is not None else [])
 
