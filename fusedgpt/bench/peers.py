@@ -125,4 +125,4 @@ OWN = {  # these have sizes of their own
     "recipe": "a step of nanoGPT's recipe: 4 layers of 128, 12 x 64 tokens",
     "command": "from the start of Python to its end, each with its project's recipe",
 }
-SHOWN = Shown("the same model and batches for all", "ms", ("Hugging Face", "nanoGPT"), columns, own=OWN)
+SHOWN = Shown("the same sizes and batches for all", "ms", ("Hugging Face", "nanoGPT"), columns, own=OWN)
