@@ -318,14 +318,14 @@ def main(s: Settings) -> None:
         run.token_bytes = evaluation.token_bytes(run.meta, ranks, device, logger.status, logger.say)
         if run.record["compile"]:
             run.losses(s.batch_size)  # compile the evaluation graph now, so that no evaluation's time includes it
-        step = functools.partial(train_step, run.state, run.s, run.micro_steps)
-        budget.settle(run, step, began)
-        if run.s.init_from != "resume" and not s.eval_only:
-            logger.say(reading_line(run.s, len(run.loader.files["train"]), run.record["parameters"]))
         if s.eval_tasks:
             from fusedgpt.interchange.harness import Scorer  # lm_eval takes seconds to import
 
             run.scorer = Scorer(s.eval_tasks, run.state.model, run.state.cast, run.meta, ranks, s.batch_size)
+        step = functools.partial(train_step, run.state, run.s, run.micro_steps)
+        budget.settle(run, step, began)
+        if run.s.init_from != "resume" and not s.eval_only:
+            logger.say(reading_line(run.s, len(run.loader.files["train"]), run.record["parameters"]))
         memory.reset_peak_memory(device)  # compilation, the rehearsal and the timing are over
         gc.collect()
         gc.freeze()  # freeze long-lived objects so that garbage collection does not stall a step

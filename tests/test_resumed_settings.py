@@ -167,7 +167,7 @@ def test_a_strangers_checkpoint_reads_no_file_and_sends_nothing(done, tmp_path):
     # a private file was put into report.html
     (tmp_path / "private").write_text("!private")
     saved = checkpoint_of(done)
-    outside = {"sample_prompts": f"FILE:{tmp_path}/private", "wandb_log": True}
+    outside = {"sample_prompts": f"FILE:{tmp_path}/private", "wandb_log": True, "eval_tasks": "x"}
     torch.save(saved | {"config": saved["config"] | outside}, done / "ckpt.pt")
     said = script("train.py", *again(done, "--max_iters=11")).stdout
     assert f"resuming with sample_prompts='\\n'; it was 'FILE:{tmp_path}/private'" in said

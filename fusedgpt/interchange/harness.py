@@ -18,6 +18,8 @@ from fusedgpt.errors import UserError
 from fusedgpt.home import ROOT
 from fusedgpt.parallel.distributed import Ranks
 
+SEED = 1234  # of few-shot examples, lm_eval's own default
+
 
 class Scorer(TemplateLM):
     """The `tasks`, names of lm_eval's or of eval/ with commas between, and the model that answers them.
@@ -30,20 +32,30 @@ class Scorer(TemplateLM):
         super().__init__()
         if ranks.shards > 1:  # they would ask the model unequal numbers of times
             raise UserError(f"--eval_tasks={tasks} needs --parallel=ddp; make eval scores a run that fsdp has trained")
-        self.model, self.cast, self.ranks, self.batch_size = model, cast, ranks, batch_size
+        self.model, self.cast, self.ranks, self.stopped_by = model, cast, ranks, ()
+        self.batch_size = max(1, batch_size // 8)  # unlike an evaluation, it holds logits of all tokens in float32
         self._rank, self._world_size, self._device = ranks.rank, ranks.world, model.lm_head.weight.device
-        self.tokenizer, self.stopped_by = Tokenizer(meta), ()
+        self.tokenizer = Tokenizer(meta)
         if self.tokenizer.kind == "char":
             how = "prepare them with --tokenizer=train:2048 or byte"
             raise UserError(f"--eval_tasks={tasks} may have characters that the data have not: {how}")
         end = self.tokenizer.end_of_text
         self.first = self.tokenizer.encode("\n")[0] if end is None else end
         with fails_as(f"--eval_tasks={tasks} cannot be loaded"):
-            self.tasks = TaskManager(include_path=str(ROOT / "eval")).load(tasks.split(","))
+            names = tasks.replace(" ", "").split(",")
+            self.tasks = TaskManager(include_path=str(ROOT / "eval")).load(names)
+        for name, task in self.tasks["tasks"].items():
+            if task.OUTPUT_TYPE == "generate_until":
+                how = "take tasks that score given texts, or export.py and lm_eval"
+                raise UserError(f"--eval_tasks has {name}, for which the model would write texts: {how}")
+            if len(task.eval_docs) < ranks.world:  # too few to share: each rank answers all
+                self._rank, self._world_size = 0, 1
 
     def scores(self, stopped_by: Sequence[int]) -> dict[str, float] | None:
         """Each task's figures, such as hellaswag_acc_norm, on every rank; None if a signal came."""
         self.stopped_by = stopped_by
+        for task in self.tasks["tasks"].values():
+            task.set_fewshot_seed(SEED)  # the same examples each time
         self.model.eval()
         # each length would be compiled, and lm_eval's bars would break ours
         with torch.compiler.set_stance("force_eager"), contextlib.redirect_stderr(io.StringIO()):
@@ -52,10 +64,10 @@ class Scorer(TemplateLM):
         if any(self.ranks.gather(bool(stopped_by))):
             return None
         scores = {}
-        for task, figures in self.ranks.broadcast(found and found["results"]).items():  # only the main rank knows
+        for task, figures in self.ranks.broadcast(found["results"] if found else None).items():  # the main rank's
             for name, value in figures.items():  # 'acc,none', 'acc_stderr,none'
                 if isinstance(value, float) and "_stderr" not in name:
-                    scores[f"{task}_{name.partition(',')[0]}"] = value
+                    scores[f"{task}_{name.removesuffix(',none')}"] = value
         return scores
 
     @torch.no_grad()
@@ -93,8 +105,7 @@ class Scorer(TemplateLM):
         return sums
 
     def generate_until(self, requests, **_):
-        how = "take a task that scores given texts, or export.py and lm_eval"
-        raise UserError(f"--eval_tasks has {requests[0].task_name}, for which the model would write texts: {how}")
+        raise NotImplementedError  # __init__ refuses such tasks
 
     def tok_encode(self, string, **_):
         return self.tokenizer.encode(string)

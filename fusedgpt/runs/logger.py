@@ -14,7 +14,7 @@ from fusedgpt import terminal
 from fusedgpt.errors import first_line
 from fusedgpt.machine.files import Lines, Lock, atomic, json_line
 from fusedgpt.runs import report_page, run_folder, tracker
-from fusedgpt.runs.metrics import EVAL, TRAIN, read_metrics, record_of
+from fusedgpt.runs.metrics import TRAIN, read_metrics, record_of
 from fusedgpt.terminal import in_words
 
 NOT_TRACKED = "NOT LOGGED to wandb"
@@ -26,8 +26,9 @@ BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix}"  # for tqdm, which cuts off w
 class Logger:
     """Prints lines and, once `open`, writes the metrics of each iteration and evaluation; only on the `main` rank.
 
-    A line of metrics.jsonl is {"kind": "train" | "eval" | "sample", "iter": …, …}. Lines that the disk refuses stay in
-    memory and are tried again with each line that follows. If another process took the folder, this raises UserError.
+    A line of metrics.jsonl is {"kind": "train" | "eval" | "score" | "sample", "iter": …, …}. Lines that the disk
+    refuses stay in memory and are tried again with each that follows. It raises UserError if another process took the
+    folder.
     """
 
     def __init__(self, main: bool):
@@ -74,6 +75,7 @@ class Logger:
             return []
         # the evaluation at the end of a run is not repeated if the run trains on and its end was at no interval
         every, ends = {"train": 1, "eval": s["eval_interval"], "sample": s["sample_interval"]}, start >= s["max_iters"]
+        every["score"] = every["eval"]
         again = {kind for kind, interval in every.items() if interval and (start % interval == 0 or ends)}
         return [row for row in read_metrics(self.out_dir) if row["iter"] < start + (row["kind"] not in again)]
 
@@ -164,14 +166,19 @@ class Logger:
         self._write("eval", metrics)
         self.evaluations.append(metrics)
         losses = f"train loss {metrics['train_loss']:.4f}, val loss {metrics['val_loss']:.4f}"
-        scores = "".join(f", {name} {value:.4f}" for name, value in metrics.items() if name not in ("iter", *EVAL))
-        self._print(f"step {metrics['iter']}: {losses}{scores}")
+        self._print(f"step {metrics['iter']}: {losses}")
         for split in ("train", "val") if in_full else ():
             line = f"{split}: perplexity {math.exp(min(metrics[f'{split}_loss'], 700)):.3f} a token"
             bits = metrics.get(f"{split}_bits_per_byte")
             self.say(line + (f", {bits:.4f} bits per byte of text" if bits else ""))
         if self.lines and time.monotonic() >= self.report_due:
             self._write_report(running=True)
+
+    def scores(self, metrics: dict) -> None:
+        """Log the scores of an evaluation in the tasks of eval_tasks."""
+        self._write("score", metrics)
+        said = (f"{name} {value:.4g}" for name, value in metrics.items() if name != "iter")
+        self._print(f"step {metrics['iter']}: {', '.join(said)}")
 
     def sample(self, iteration: int, prompt: str, text: str) -> None:
         """Log a sample, and say how it begins."""
@@ -196,7 +203,7 @@ class Logger:
                 self.say(f"NOT WRITTEN: {self.lines.path}: {error}; lines wait in memory, and the next one tries again")
             self.refused = True
         if kind != "sample":
-            self._track("log", {"iter": metrics["iter"], **tracker.names(metrics)}, metrics["iter"])
+            self._track("log", tracker.names(metrics), metrics["iter"])
 
     def _track(self, method, *args):
         """Call a method of the tracker, if there is one. One that fails is not asked again."""

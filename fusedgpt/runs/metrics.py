@@ -29,7 +29,7 @@ FROM_ZERO = ("tokens_per_s", "memory")  # axes that start at zero, because reade
 
 
 def read_metrics(out_dir: str | pathlib.Path, kind: str | None = None) -> list[dict]:
-    """A run's metrics.jsonl: all of it, or one `kind`, 'train', 'eval' or 'sample'. Raises UserError if there is none.
+    """A run's metrics.jsonl: all of it, or one `kind`, such as 'eval'. Raises UserError if there is none.
 
     A number that was not finite is None. A line that was cut short is left out.
     """
@@ -83,10 +83,10 @@ class LoggedRun:
         self.folder = pathlib.Path(out_dir)
         rows = read_metrics(out_dir)
         self.train, self.eval = _columns(rows, "train", TRAIN), _columns(rows, "eval", EVAL)
-        both = self.eval | self.train
-        # what a changed train_step adds, and the scores of eval_tasks
-        others = sorted(both.keys() - {"iter", *TRAIN, *EVAL})
-        self.others = [name for name in others if np.isfinite(both[name]).any()]
+        self.scores = _columns(rows, "score", ())
+        found = self.scores | self.train  # with the scores of eval_tasks, and what a changed train_step adds
+        others = sorted(found.keys() - {"iter", *TRAIN})
+        self.others = [name for name in others if np.isfinite(found[name]).any()]
         self.samples = sorted((row for row in rows if row["kind"] == "sample"), key=lambda row: row["iter"])
         self.record = record_of(out_dir)
         self.name = self.folder.resolve().name
@@ -102,13 +102,15 @@ class LoggedRun:
 
     def lines(self, y: str) -> list[Line]:
         """What to draw for `y`, a key of MEANING or one of `others`: training, and validation for losses and scores."""
+        if y in self.scores:
+            return [Line("validation", self.scores["iter"], self.scores[y])]
         column = {"bits_per_byte": "loss", "memory": "peak_memory"}.get(y, y)
         scale = {"bits_per_byte": self.bits_per_byte_of_a_nat, "memory": 2**-30}.get(y, 1.0)
         values = self.train.get(column, np.full(len(self.train["iter"]), np.nan))  # NaN if only another run has `y`
         known = np.isfinite(values) | (y in MEANING)  # a step that did not return another number is no gap
-        lines = [Line("training", self.train["iter"][known], scale * values[known])] * (y not in self.eval)
-        validation = self.eval.get({"loss": "val_loss", "bits_per_byte": "val_bits_per_byte"}.get(y, y))
-        return lines + ([Line("validation", self.eval["iter"], validation)] if validation is not None else [])
+        lines = [Line("training", self.train["iter"][known], scale * values[known])]
+        validation = {"loss": "val_loss", "bits_per_byte": "val_bits_per_byte"}.get(y)
+        return lines + ([Line("validation", self.eval["iter"], self.eval[validation])] if validation else [])
 
     def position(self, iters: np.ndarray, axis: str) -> np.ndarray:
         """Where the state after `iters` steps lies on an axis: iterations, tokens, or time.

@@ -56,6 +56,7 @@ def reaching_out(config: dict[str, Any]) -> dict[str, str]:
         "attention": (is_own(attention), "runs the code of a file"),
         "dataset": (path.is_absolute() or ".." in path.parts, "is a path outside of data/"),
         "sample_prompts": (prompts.startswith("FILE:"), "reads a file"),
+        "eval_tasks": (config.get("eval_tasks"), "loads data, and may run code"),
         "wandb_log": (config.get("wandb_log"), "sends the run to a server"),
     }
     return {name: what for name, (reaches, what) in known.items() if reaches}

@@ -95,22 +95,14 @@ class Run:
             self.trace.replace(self.checkpoints.out_dir / "trace.json")
 
     def losses(self, windows: int) -> dict[str, float] | None:
-        """The losses of both splits over `windows` windows of each (0: all), and the scores of eval_tasks.
-
-        None if a signal ended the evaluation.
-        """
+        """The losses of both splits over `windows` windows of each (0: all), None if a signal ended the evaluation."""
         state, tell = self.state, (self.stopped_by, self.logger.status)
         how = (state.model, self.loader, state.cast, self.ranks, self.token_bytes, *tell)
         with averaged(state.model, state.optimizer):
-            found = evaluation.evaluate(*how, windows)
-            if found and self.scorer:
-                self.logger.status("scoring")
-                scores = self.scorer.scores(self.stopped_by)
-                found = None if scores is None else found | scores
-        return found
+            return evaluation.evaluate(*how, windows)
 
     def evaluate_and_save(self) -> bool:
-        """Evaluate, log the losses, and save if it is time to. Returns False if a signal ended the evaluation."""
+        """Evaluate, log the losses, save if it is time to, and score. Returns False if a signal ended that."""
         s, state, checkpoints = self.s, self.state, self.checkpoints
         unsaved, began = state.iteration > checkpoints.saved_at and not s.eval_only, time.perf_counter()
         try:
@@ -121,7 +113,6 @@ class Run:
             raise
         if losses is None:
             return False
-        state.evaluation_s = time.perf_counter() - began
         self.logger.evaluation({"iter": state.iteration, **losses}, in_full=s.eval_only)
         if not math.isfinite(losses["train_loss"] + losses["val_loss"]):
             state.loss = math.nan  # the last batch may have missed what diverged
@@ -129,7 +120,17 @@ class Run:
         improved = state.iteration > 0 and losses["val_loss"] < checkpoints.best[0] and not s.eval_only
         if improved or (unsaved and s.always_save_checkpoint):
             self.save()
-        return True
+        done = not self.scorer or self._score()  # may take minutes, and so comes after the save
+        state.evaluation_s = time.perf_counter() - began
+        return done
+
+    def _score(self):
+        self.logger.status("scoring")
+        with averaged(self.state.model, self.state.optimizer):
+            scores = self.scorer.scores(self.stopped_by)
+        if scores is not None:
+            self.logger.scores({"iter": self.state.iteration, **scores})
+        return scores is not None
 
     def overfits(self) -> bool:
         """Whether the run ends because it overfits, by its last `patience` evaluations; rank 0 has all of them."""

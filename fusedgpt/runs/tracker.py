@@ -2,29 +2,18 @@
 
 from typing import Any
 
-NANOGPTS = {"train_loss": "train/loss", "val_loss": "val/loss", "lr": "lr", "mfu": "mfu"}  # nanoGPT's names
+NAMES = {name: name for name in ("iter", "lr", "mfu")}  # nanoGPT's, but for bits per byte
+NAMES |= {f"{split}_{what}": f"{split}/{what}" for split in ("train", "val") for what in ("loss", "bits_per_byte")}
 
 
 def names(metrics: dict) -> dict[str, float]:
-    """`metrics` of a step or an evaluation under the names that dashboards of nanoGPT's runs expect.
-
-    Bits per byte are under their split, as val/bits_per_byte; all else that nanoGPT does not log is under step/. MFU
-    is in per cent.
-    """
-    found = {}
-    for name, value in metrics.items():
-        if name.endswith("_bits_per_byte"):
-            found[name.replace("_", "/", 1)] = value
-        elif name != "iter":
-            found[NANOGPTS.get(name) or f"step/{name}"] = 100 * value if name == "mfu" else value
-    return found
+    """`metrics` under the names that dashboards of nanoGPT's runs expect; others under step/. MFU is in per cent."""
+    scale = {"mfu": 100}
+    return {NAMES.get(name, f"step/{name}"): scale.get(name, 1) * value for name, value in metrics.items()}
 
 
 def begin(record: dict, wandb_id: str | None) -> Any:
-    """A run of wandb, for the content of run.json, which gets its id. Any call may raise anything.
-
-    wandb_id: the id of the resumed run, whose curves go on; None: a new one.
-    """
+    """wandb's run of an id, or a new one, for the content of run.json, which gets the id. Calls may raise anything."""
     import wandb
 
     s = record["settings"]

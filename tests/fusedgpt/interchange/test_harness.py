@@ -9,11 +9,11 @@ import torch
 from fusedgpt.data import prepare
 from fusedgpt.parallel.distributed import Ranks
 from model import GPT
-from tests.conftest import flags, rows, small
-from tests.launch import ROOT, ranks
+from tests.conftest import checkpoint_of, flags, rows, small
+from tests.launch import ranks
 
 BYTES = {"tokenizer": "byte", "vocab_size": 256}
-pytestmark = pytest.mark.slow  # lm_eval takes seconds to import
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # lm_eval takes seconds to import
 
 
 def test_answers_are_those_of_transformers(exported):
@@ -23,11 +23,10 @@ def test_answers_are_those_of_transformers(exported):
 
     theirs = HFLM(pretrained=str(exported), device="cpu", dtype="float32", batch_size=1, prefix_token_id=10)
     model = GPT.from_pretrained(exported)
-    ours = harness.Scorer("sonnets", model, contextlib.nullcontext(), BYTES, Ranks(), batch_size=3)
+    ours = harness.Scorer("sonnets", model, contextlib.nullcontext(), BYTES, Ranks(), batch_size=24)
     S, text = model.config.block_size, [n * n % 65 for n in range(99)]
     requests = [(None, text[:a], text[a : a + b]) for a, b in ((3, 9), (S + 5, 2), (1, S))]
-    context = torch.tensor([text[:4]])
-    greedy = model.eval().generate(context, 3, temperature=0)[0, 4:].tolist()
+    greedy = model.eval().generate(torch.tensor([text[:4]]), 3, temperature=0)[0, 4:].tolist()
     requests += [(None, text[:4], greedy), (None, text[:4], greedy[:1])]
     want = theirs._loglikelihood_tokens([(("", str(n)), *each[1:]) for n, each in enumerate(requests)])
     found = ours._loglikelihood_tokens(requests)
@@ -36,13 +35,15 @@ def test_answers_are_those_of_transformers(exported):
     assert ours.scores([15]) is None  # a signal has come
 
 
-def test_a_run_on_two_ranks_logs_the_score_of_one(tmp_path):
-    runs, ids = {}, np.frombuffer((ROOT / "model.py").read_bytes(), np.uint8)
+def test_a_run_on_two_ranks_logs_the_scores_of_its_model(tmp_path):
+    # python_code is one text, which cannot be divided
+    harness, ids = pytest.importorskip("fusedgpt.interchange.harness"), np.arange(30000, dtype=np.uint8)
     prepare.write(tmp_path / "data", {"train": [ids[:9000]], "val": [ids[9000:]]}, "model.py", "byte", 256)
-    for world in (1, 2):
-        s = small(
-            tmp_path / str(world), tmp_path / "data", eval_tasks="sonnets", max_iters=0, gradient_accumulation_steps=2
-        )
-        ranks(world, "train.py", *flags(s))
-        (runs[world],) = (row["sonnets_bits_per_byte"] for row in rows(s.out_dir, "eval"))
-    assert runs[1] == pytest.approx(runs[2], rel=1e-5) and 5 < runs[1] < 9
+    for tasks in ("sonnets", "sonnets, python_code"):
+        s = small(tmp_path / tasks, tmp_path / "data", eval_tasks=tasks, max_iters=2, gradient_accumulation_steps=2)
+        ranks(2, "train.py", *flags(s))
+        model = GPT.from_checkpoint(checkpoint_of(s.out_dir))
+        scores = harness.Scorer(tasks, model, contextlib.nullcontext(), BYTES, Ranks(), batch_size=8).scores(())
+        (*_, row) = rows(s.out_dir, "score")
+        assert row.pop("kind") and row == pytest.approx(scores | {"iter": 2}, rel=1e-5)
+        assert "sonnets_bits_per_byte" in scores

@@ -37,7 +37,7 @@ def test_wandb_keeps_its_run_when_it_is_resumed(tmp_path, data):
 
 def test_dashboards_get_nanogpts_names_and_mfu_in_per_cent():
     said = {"iter": 3, "mfu": 0.5, "val_loss": 2.0, "val_bits_per_byte": 1.0, "ms": 9.0}
-    assert tracker.names(said) == {"mfu": 50.0, "val/loss": 2.0, "val/bits_per_byte": 1.0, "step/ms": 9.0}
+    assert tracker.names(said) == {"iter": 3, "mfu": 50.0, "val/loss": 2.0, "val/bits_per_byte": 1.0, "step/ms": 9.0}
 
 
 def values_in(history):
