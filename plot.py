@@ -33,8 +33,7 @@ from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.home import ROOT, as_called
 from fusedgpt.machine.files import atomic
 from fusedgpt.runs import report_page
-from fusedgpt.runs.metrics import MEANING, LoggedRun, above, losses_in, names_of, view
-from fusedgpt.runs.progress import OVERFITS
+from fusedgpt.runs.metrics import MEANING, OVERFITS, LoggedRun, above, losses_in, names_of, view
 from fusedgpt.runs.style import AXES, COLOURS, DPI, MARKERS, SUFFIXES, WIDTH, label_x, plain, time_unit, title
 
 SKIPPED = 8  # the first queries of a map, which see so few keys that each gets much; of a short text its first half

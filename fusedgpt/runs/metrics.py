@@ -25,6 +25,7 @@ MEANING = {  # {what can be drawn: the label of its axis}
     "tokens_per_s": "tokens per second",
     "memory": "peak memory (GiB)",
 }
+OVERFITS = 0.01  # a validation loss that rose by this share, while the training loss fell by more, is said
 FROM_ZERO = ("tokens_per_s", "memory")  # axes that start at zero, because readers compare ratios
 
 

@@ -12,7 +12,7 @@ from fusedgpt.machine import flops
 from fusedgpt.machine.device import cuda_graphs, dtype_name, multiplies_tf32
 from fusedgpt.machine.environment import environment
 from fusedgpt.parallel import distributed
-from fusedgpt.runs.metrics import number
+from fusedgpt.runs.metrics import OVERFITS, number
 from fusedgpt.settings import Settings
 from fusedgpt.terminal import in_words
 from fusedgpt.training import tuning
@@ -20,7 +20,6 @@ from fusedgpt.training import tuning
 STEPS_OF_AN_ESTIMATE = 6  # steps after which the run says how long it will take
 RECENT = 100  # the last so many steps, but at most half of all, tell how long a step takes
 OFTEN = 10  # a text of fewer tokens than the model has parameters; 20 kB, read 23 times: docs/running.md
-OVERFITS = 0.01  # a validation loss that rose by this share, while the training loss fell by more, is said
 
 
 def settings_lines(s: Settings) -> list[str]:
