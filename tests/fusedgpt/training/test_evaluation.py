@@ -79,10 +79,3 @@ def test_a_tokenizer_that_is_not_here_is_said_once(tmp_path, data, capsys, monke
     said = capsys.readouterr().out
     assert said.count("evaluations have no bits per byte: cannot load the BPE files of gpt2\n") == 1
     assert len(rows(tmp_path / "out", "eval")) == 2
-
-
-def test_an_evaluation_that_a_signal_ends_leaves_the_model_training(characters):
-    # otherwise the next step would train without dropout
-    model = GPT(GPTConfig(8, dataset.read_meta(characters)["vocab_size"], 1, 2, 16)).train()
-    assert losses(characters, model, 0, stopped_by=[15]) is None
-    assert model.training
