@@ -49,6 +49,7 @@ def test_amds_setting_by_config_file():
     [
         (["numerics", "--models=nonsense"], "--models has no effect here: bench.py numerics does not use it"),
         (["ladder", "--attention=flash"], "--attention has no effect here: each row names its kernel"),
+        (["ladder", "--eval_tasks=sonnets"], "--eval_tasks has no effect here: bench.py ladder does not use it"),
         (["--real_data=False"], "--real_data has no effect here: bench.py ladder does not use it"),
         (["sweep", "--heads=12"], "heads='12' must be like"),
         (

@@ -29,7 +29,7 @@ RAN = ("attention", "dtype", "tf32", "compile", "cuda_graphs", "padded_vocab_siz
 UNUSED = ("max_iters", "minutes", "out_dir", "eval_only", "eval_iters", "eval_interval", "sample_interval")
 UNUSED += ("sample_prompts", "always_save_checkpoint", "keep_checkpoints", "log_interval", "check_interval", "profile")
 UNUSED += ("max_bad_steps", "patience", "wandb_log", "wandb_project", "wandb_run_name", "init_from", "ema_decay")
-UNUSED += ("backend", "parallel", "shard_size", "timeout")
+UNUSED += ("backend", "parallel", "shard_size", "timeout", "eval_tasks")
 
 
 def settings(s) -> Settings:
