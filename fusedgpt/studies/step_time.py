@@ -40,6 +40,10 @@ def measure(plan: Design, names: list[str], roots: runner.Roots, folder: pathlib
         base.warm_up()
         runner.settle(plan, base.out_dir, folder)
         for name in [name for name in names if name != reference]:
+            same = (each for each in (reference, *found) if _work(plan, roots, each) == _work(plan, roots, name))
+            if twin := next(same, None):
+                found[name] = found.get(twin, dict(times=1.0, low=1.0, high=1.0))
+                continue
             with optional, contextlib.closing(_Training(plan, name, roots, folder)) as other:
                 other.warm_up()
                 laps, ratio = _compared(reference, base, name, other)
@@ -51,6 +55,11 @@ def measure(plan: Design, names: list[str], roots: runner.Roots, folder: pathlib
     # one time of the reference for all, so that a minute in which the machine is slow lengthens the step of none alone
     ms = plan.times.get(reference, {}).get("ms") or statistics.median(of_base)
     return {reference: dict(ms=ms)} | {name: dict(ms=ms * each["times"], **each) for name, each in found.items()}
+
+
+def _work(plan, roots, variant):
+    """What the time of a step depends on: another learning rate alone takes no turns."""
+    return roots.get(variant), {name: v for name, v in plan.variants[variant].items() if name not in STEPS_ALONE}
 
 
 def _compared(reference, base, name, other):
