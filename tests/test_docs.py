@@ -53,7 +53,7 @@ def commands_in(text):
             yield command
 
 
-COMMANDS = sorted({command for page in PAGES for command in commands_in(page.read_text())})
+COMMANDS = sorted({c for page in PAGES for c in commands_in(page.read_text())}, key=lambda c: ("export.py" not in c, c))
 
 
 def shortened(command):
@@ -142,8 +142,7 @@ def copy(tmp_path_factory):
 @pytest.fixture(scope="module")
 def ran(copy):
     """{command: (exit status, output)} of every command that one process can run."""
-    exports_first = sorted(filter(is_run, COMMANDS), key=lambda command: not command.startswith("python export.py"))
-    runs = {command: shortened(command) for command in exports_first if not command.startswith("make")}
+    runs = {command: shortened(command) for command in filter(is_run, COMMANDS) if not command.startswith("make")}
     before = [
         ["train.py", f"--out_dir={out}", f"--dataset={data}", *SHORT, "--gradient_accumulation_steps=1"]
         for out, data in {

@@ -204,10 +204,10 @@ def images(results: Results) -> dict[str, bytes]:
 
 
 def differences(results: Results) -> Any:
-    """The difference of each variant to the baseline, with its interval, in the order of the design."""
+    """The difference of each variant to the baseline, with its interval, the best first."""
     from matplotlib.figure import Figure
 
-    plan, found = results.design, [c for c in results.comparisons if c.n]
+    plan, found = results.design, sorted((c for c in results.comparisons if c.n), key=lambda c: c.mean)
     figure = Figure(figsize=(WIDTH, 0.5 + 0.3 * len(found)), layout="constrained")
     notes = ["over pairs of equal seeds; 95 % intervals", *(f"Note: {each}" for each in results.warnings()[:3])]
     baseline, *variants = labels([plan.baseline, *(each.variant for each in found)])

@@ -39,13 +39,11 @@ def test_a_step_that_takes_twice_as_long_is_found_and_who_cannot_train_is_not_ti
     assert one.settled == {"attention": "settled", "dtype": "settled", "compile": "settled"}
     with pytest.raises(UserError, match="n_layer=13 cannot train: n_layer=13 is unlucky"):
         measure(plan(all_of_them, minutes=1.0), ["n_layer=13"])
-    pids = [int(path.read_text()) for path in tmp_path.glob("study/turns/*/pid")]
-    assert len(pids) == 2 and all(map(is_gone, pids))  # none is left stopped or running
     # a grid of four learning rates took four times as many turns; equal settings of two versions are not the same work
     rates = plan({f"{n},{rate}": {"n_layer": n, "learning_rate": rate} for n in (1, 2) for rate in (1e-3, 2e-3)})
     assert [each.get("times") for each in measure(rates).values()] == [None, 1.0, 2.0, 2.0]
     pids = [int(path.read_text()) for path in tmp_path.glob("study/turns/*/pid")]
-    assert len(pids) == 4
+    assert len(pids) == 4 and all(map(is_gone, pids))  # two and two; none is left stopped or running
     assert step_time._work(one, {"n_layer=1": "a"}, "n_layer=1") != step_time._work(one, {}, "n_layer=1")
     one.times = {"n_layer=1": {"ms": 100.0}}  # a variant that is added has the baseline's time
     assert measure(one, ["n_layer=2"])["n_layer=2"]["ms"] == 200
