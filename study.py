@@ -3,7 +3,7 @@
     python study.py config/train_shakespeare_cpu.py --learning_rate=4e-3,8e-3,1.2e-2 --optimizer=adamw,muon --seed=1,2,3
     python study.py config/quickstart.py --against=HEAD~1 --seed=1..5      did my change to the code help?
     python study.py config/quickstart.py --search='learning_rate=1e-3..2e-2:log, optimizer=adamw|muon' --trials=40
-    python study.py report out-study                                       write the tables, figures and verdict again
+    python study.py report out-study [out-larger ...]       write tables, figures, verdict again; of several one figure
 
 Any setting of train.py takes several values: a,b,c, or 1..5 for whole numbers. Two settings vary together if they are
 given as --learning_rate,min_lr=1e-3:1e-4,2e-3:2e-4. A config file may name variants of any settings:
@@ -82,9 +82,7 @@ def plan_of(request: command.Request, line: str) -> tuple[Design, Roots]:
         for name in {run["dataset"] for run in runs}:
             Tokenizer(dataset.read_meta(dataset.find_folder(ROOT, name))).byte_lengths()  # raises if it has none
     code = {name: versions.digest(root) for name, root in roots.items()}
-    kind = "search" if s.search else "grid"
-    if s.against:
-        kind = "against"
+    kind = next((name for name in ("against", "search") if getattr(s, name)), "grid")
     plan = design.of(request, kind, line, code, versions.data(runs), threads(s.jobs))
     plan.against = against
     return plan, roots
@@ -114,11 +112,9 @@ def train(own: Runner, at_once: int) -> None:
     for look in plan.looks:
         seeds = set(plan.seeds[:look])
         left = outcomes.left(own.folder, [job for job in order(plan) if job[1] in seeds])
-        quiet = not sys.stderr.isatty()
-        with tqdm(total=len(left), disable=quiet, leave=False, unit="run", dynamic_ncols=True) as bar:
+        with tqdm(total=len(left), disable=None, leave=False, unit="run", dynamic_ncols=True) as bar:
             for job in own.run(left, at_once):
-                row = outcomes.statuses(own.folder)[job]
-                this = outcomes.outcome(plan, *job, row)
+                this = outcomes.outcome(plan, *job, outcomes.statuses(own.folder)[job])
                 tqdm.write(f"{runner.name_of(job)} {this.status}: {this.why or f'{plan.metric} {this.value:.5g}'}")
                 bar.update()
         results = outcomes.read(own.folder)
@@ -141,8 +137,12 @@ def conclude(folder: pathlib.Path) -> None:
 if __name__ == "__main__":
     with one_sentence():
         if sys.argv[1:2] == ["report"]:
-            if len(sys.argv) != 3 or sys.argv[2].startswith("-"):
-                raise UserError("name the folder of a study: python study.py report FOLDER")
-            conclude(pathlib.Path(sys.argv[2]))
+            folders = list(map(pathlib.Path, sys.argv[2:]))
+            if not folders or sys.argv[2].startswith("-"):
+                raise UserError("name the folder of a study: python study.py report FOLDER [FOLDER ...]")
+            for folder in folders:
+                conclude(folder)
+            if len(folders) > 1:
+                print(f"drew {study_report.side_by_side(folders)}")
         else:
             main(sys.argv[1:])

@@ -52,28 +52,29 @@ def both(first: str, second: str) -> None:
     print(*report.markdown(["", first, second, ""], report.compare(*results)), sep="\n")
 
 
-def of_study(folder: str) -> None:
-    """The variants of a study: mean, difference, its interval, the verdict."""
+def of_studies(**folders: str) -> None:
+    """How far variants are from the baseline, with intervals: a column for each {heading: folder of a study}."""
+    found = {}
+    for folder in folders.values():
+        for line in _of_csv(folder):
+            mean, *numbers = (f"{float(line[name] or 'nan'):+.3f}" for name in ("mean", "difference", "low", "high"))
+            said = "{} ({} to {}), {}".format(*numbers, line["verdict"]) if line["difference"] else mean[1:]
+            found.setdefault(line["variant"], {})[folder] = said.removesuffix(", no difference found")
+    cells = [[variant, *(said.get(folder, "") for folder in folders.values())] for variant, said in found.items()]
+    print(*report.markdown(["", *(each.replace("_", " ") for each in folders)], cells), sep="\n")
+
+
+def _of_csv(folder):
     with open(RESULTS / folder / "table.csv", encoding="utf-8") as file:
-        lines = list(csv.DictReader(file))
-    cells = []
-    for line in lines:
-        numbers = [f"{float(line[name]):+.3f}" if line[name] else "" for name in ("difference", "low", "high")]
-        interval = f"{numbers[1]} to {numbers[2]}" if numbers[1] else ""
-        mean = f"{float(line['mean']):.3f}" if line["mean"] else ""
-        cells.append([line["variant"], line["n"], mean, numbers[0], interval, line["verdict"]])
-    head = ["variant", "seeds", "mean validation loss", "difference", "95 % interval", "verdict"]
-    print(*report.markdown(head, cells), sep="\n")
+        return list(csv.DictReader(file))
 
 
 def texts(**folders: str) -> None:
     """What a model learns of texts, {name: folder of a study}: its size, dropout, iterations, and time in turns."""
     cells = []
     for text, folder in folders.items():
-        with open(RESULTS / folder / "table.csv", encoding="utf-8") as file:
-            lines = list(csv.DictReader(file))
         first = None
-        for line in lines:
+        for line in _of_csv(folder):
             s = dict(each.split("=") for each in line["variant"].split("+"))
             took = float(line["ms"]) * int(s["max_iters"])
             first = first or took

@@ -66,16 +66,14 @@ def test_the_same_command_again_makes_no_run_and_other_settings_are_refused(done
     study(folder, data, *RATES)
     assert (folder / "outcomes.jsonl").read_bytes() == before
     said = study(folder, data, *RATES, "--weight_decay=0.3", check=False)
-    assert "weight_decay was 0.1, and is 0.3 now" in said.stderr
-    assert said.returncode == 1
+    assert "weight_decay was 0.1, and is 0.3 now" in said.stderr and said.returncode == 1
 
 
 def test_a_study_takes_turns_in_planned_looks_and_ends_when_it_is_decided(tmp_path, data):
     flags = ("--learning_rate=1e-2,1e-9", "--seed=1..4", "--looks=2,3")
     said = study(tmp_path / "study", data, *flags).stdout
     results = outcomes.read(tmp_path / "study")
-    decided = results.counted < 4
-    assert ("decided after" in said) == decided and results.comparisons[0].word == "worse"
+    assert ("decided after" in said) == (results.counted < 4) and results.comparisons[0].word == "worse"
     assert results.warnings() == [] and results.comparisons[0].n == results.counted
 
 

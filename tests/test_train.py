@@ -14,17 +14,7 @@ from fusedgpt.errors import UserError
 from fusedgpt.machine import determinism
 from fusedgpt.parallel import distributed
 from model import GPT, GPTConfig
-from tests.conftest import (
-    assert_same_bytes,
-    checkpoint_of,
-    flags,
-    record,
-    rows,
-    run,
-    small,
-    tensors,
-    weights,
-)
+from tests.conftest import assert_same_bytes, checkpoint_of, flags, record, rows, run, small, tensors, weights
 from tests.launch import process, ranks, script
 
 

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from fusedgpt.errors import UserError
 from fusedgpt.machine.files import atomic, json_line
 from fusedgpt.runs import style
 from fusedgpt.runs.report_page import fill
 from fusedgpt.runs.style import COLOURS, DPI, WIDTH, plain
-from fusedgpt.studies.outcomes import Results
+from fusedgpt.studies.outcomes import Results, read
 from fusedgpt.studies.verdict import METHOD
 
 WHAT = {"val_loss": "validation loss", "bits_per_byte": "validation bits per byte"}
@@ -116,8 +117,6 @@ def _sentence(results, c):
         text += f"; a step takes {longer} as long"
     if c.found and c.word == "no difference found":
         text += f"; {c.n} seeds find {number(c.found[0])} to {number(c.found[1])} in 80 % of studies"
-    if c.needed:
-        text += f"; to find half of this difference takes {c.needed[0]:,} to {c.needed[1]:,} seeds"
     return text if c.planned else f"exploratory, because it was not planned: {text}"
 
 
@@ -188,14 +187,14 @@ def markdown(results: Results) -> str:
     return _tabulated(texts, "github")
 
 
-def images(results: Results) -> dict[str, bytes]:
+def images(*studies: Results) -> dict[str, bytes]:
     """{name of a file: what it holds} of the figure, with the same bytes each time; empty before there is a verdict."""
     from matplotlib import rc_context
 
     found = {}
-    if any(c.tested for c in results.comparisons):
+    if any(c.tested for results in studies for c in results.comparisons):
         with rc_context(STYLE):
-            figure = differences(results)
+            figure = differences(*studies)
             for form, metadata in UNDATED.items():
                 file = io.BytesIO()
                 figure.savefig(file, format=form, dpi=DPI, metadata=metadata)
@@ -203,30 +202,48 @@ def images(results: Results) -> dict[str, bytes]:
     return found
 
 
-def differences(results: Results) -> Any:
-    """The difference of each variant to the baseline, with its interval, the best first."""
+def differences(*studies: Results) -> Any:
+    """The difference of each variant to the baseline, with its interval, the best first; a panel for each study."""
     from matplotlib.figure import Figure
 
-    plan, found = results.design, sorted((c for c in results.comparisons if c.n), key=lambda c: c.mean)
-    figure = Figure(figsize=(WIDTH, 0.5 + 0.3 * len(found)), layout="constrained")
-    notes = ["over pairs of equal seeds; 95 % intervals", *(f"Note: {each}" for each in results.warnings()[:3])]
-    baseline, *variants = labels([plan.baseline, *(each.variant for each in found)])
+    plan, means = studies[0].design, {}
+    for c in (c for results in studies for c in results.comparisons if c.n):
+        means.setdefault(c.variant, []).append(c.mean)
+    rows = sorted(means, key=lambda name: np.mean(means[name]))
+    figure = Figure(figsize=(WIDTH, 0.5 + 0.3 * len(rows)), layout="constrained")
+    notes = ["paired by seed; 95 % intervals", *(f"Note: {each}" for one in studies for each in one.warnings()[:3])]
+    baseline, *variants = labels([plan.baseline, *rows])
     style.title(figure, f"Difference in {WHAT[plan.metric]} to {baseline}", notes)
-    axes = figure.subplots()
-    for row, each in enumerate(found):
-        color, mark = WORDS.get(each.word, NO_WORD) if each.planned else NO_WORD
-        if not math.isnan(each.low):
+    panels = figure.subplots(1, len(studies), sharex=True, sharey=True, squeeze=False)[0]
+    for axes, results in zip(panels, studies):
+        for each in (c for c in results.comparisons if c.n):
+            row, (color, mark) = rows.index(each.variant), WORDS.get(each.word * each.planned, NO_WORD)
             axes.plot([each.low, each.high], [row, row], color=color, linewidth=2.2, solid_capstyle="butt")
-        axes.plot([each.mean], [row], color=color, marker=mark, markersize=5)
-        said = f"{number(each.mean, 3, '+')}  {word(each)}".replace("-", "−")
-        axes.annotate(said, (1.02, row), xycoords=("axes fraction", "data"), va="center", color=color, fontsize=8)
-    axes.axvline(0, color="0.3", linewidth=0.9)
-    axes.set(ylim=(len(found) - 0.5, -0.5), xlabel=f"difference in {WHAT[plan.metric]}: left is better")
+            axes.plot([each.mean], [row], color=color, marker=mark, markersize=5)
+            said = f"{number(each.mean, 3, '+')}  {word(each)}".replace("-", "−") * (len(studies) == 1)
+            axes.annotate(said, (1.02, row), xycoords=("axes fraction", "data"), va="center", color=color, fontsize=8)
+        axes.set_title(plain(results.folder.name) * (len(studies) > 1), fontsize=8)
+        axes.axvline(0, color="0.3", linewidth=0.9)
+        axes.grid(True, axis="x")
+        axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    figure.supxlabel(f"difference in {WHAT[plan.metric]}: left is better", fontsize=8.5)
     names = [textwrap.wrap(name, 26, max_lines=2, placeholder="…") for name in variants]
-    axes.set_yticks(range(len(found)), [plain("\n".join(lines)) for lines in names], fontsize=8)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(True, axis="x")
+    panels[0].set_yticks(range(len(rows)), [plain("\n".join(lines)) for lines in names], fontsize=8)
     return figure
+
+
+def side_by_side(folders: list[pathlib.Path]) -> pathlib.Path:
+    """Draw the figures of several studies as one, beside the first folder; returns its path.
+
+    Raises UserError if they do not compare the same with the same.
+    """
+    studies, path = [read(folder) for folder in folders], folders[0].parent / "differences.png"
+    if len({(results.design.metric, results.design.baseline) for results in studies}) > 1:
+        raise UserError("these studies have another --metric or another baseline: draw each in a figure of its own")
+    with atomic(path) as file:
+        file.write(images(*studies)["differences.png"])
+    return path
 
 
 def labels(names: list[str]) -> list[str]:

@@ -8,7 +8,6 @@ where Holm finds a difference (O. Guilbaud, Biometrical Journal 50, 2008). Power
 `tests/test_calibration.py` measures whether all this holds.
 """
 
-import bisect
 import dataclasses
 import functools
 import math
@@ -17,7 +16,6 @@ import numpy as np
 
 LEVEL = 0.05  # share of studies of equal variants in which a verdict may find a difference
 POWER = 0.8
-MOST_SEEDS = 10_000  # a larger number of seeds is of no use to anybody
 SIMULATED = 100_000  # studies, to see how small the smallest p of several looks is
 ROUNDING = 1e-9  # differences that vary by less than this share of the values are equal
 
@@ -43,7 +41,6 @@ class Finding:
     size: str  # beside --matters: equivalent, no worse, matters, or nothing that is known
     planned: bool  # otherwise the comparison is exploratory
     found: tuple[float, float] | None  # between these lies the smallest true difference that n pairs find in 80 %
-    needed: tuple[int, int] | None  # between these lies how many pairs find half of the mean difference in 80 %
 
     @property
     def tested(self) -> bool:
@@ -82,7 +79,7 @@ def compare(
 def _comparison(name, differences, p, level, largest, planned, matters):
     from scipy import stats
 
-    n, low, high, found, needed = len(differences), math.nan, math.nan, None, None
+    n, low, high, found = len(differences), math.nan, math.nan, None
     mean, word = float(differences.mean()) if n else math.nan, "no verdict"
     if not math.isnan(p):
         word = "no difference found"
@@ -97,8 +94,7 @@ def _comparison(name, differences, p, level, largest, planned, matters):
             # from the 95 % interval of the spread, which few pairs know badly
             spreads = [sd * math.sqrt((n - 1) / float(stats.chi2.ppf(q, n - 1))) for q in (0.975, 0.025)]
             found = tuple(smallest(each, n, level) for each in spreads)
-            needed = tuple(seeds_needed(mean / 2, each, level) for each in spreads)
-    return Finding(name, n, mean, low, high, p, word, _size(low, high, matters), planned, found, needed)
+    return Finding(name, n, mean, low, high, p, word, _size(low, high, matters), planned, found)
 
 
 def _size(low, high, matters):
@@ -174,12 +170,6 @@ def smallest(sd: float, n: int, level: float = LEVEL) -> float:
     sd: the true standard deviation of the differences.
     """
     return _in_standard_errors(n, level) * sd / math.sqrt(n)
-
-
-def seeds_needed(mean: float, sd: float, level: float = LEVEL) -> int:
-    """How many pairs find a true difference `mean` with 80 % power; MOST_SEEDS if that many or more."""
-    numbers = range(2, MOST_SEEDS)
-    return 2 + bisect.bisect_left(numbers, True, key=lambda n: abs(mean) >= smallest(sd, n, level))
 
 
 @functools.cache

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fusedgpt.errors import UserError
 from fusedgpt.machine.files import atomic
 from fusedgpt.studies import outcomes, study_report
 from tests.fusedgpt.studies.test_outcomes import study, three
@@ -34,7 +35,7 @@ def test_a_sentence_has_difference_interval_p_and_time(tmp_path):
     assert said.startswith(
         f"other is better than base: val_loss {study_report.number(c.mean)} (95 % interval {low} to {high}, 4 seeds, p "
     )
-    assert "; a step takes 1.08 times (1.07 to 1.09) as long; to find half of this difference takes " in said
+    assert said.endswith("; a step takes 1.08 times (1.07 to 1.09) as long")
 
 
 def test_no_difference_says_what_the_seeds_find(tmp_path):
@@ -110,6 +111,17 @@ def test_every_output_has_the_method_and_the_warnings_and_what_a_second_person_n
         assert found[name], name
     assert found["data"]["shakespeare_char/train"] == "da7a"
     assert [c["p"] is None for c in found["comparisons"]] == [False, True]  # null where there is no verdict
+
+
+def test_studies_side_by_side_share_rows(tmp_path):
+    small, large = one(tmp_path / "small", 0.05, -0.05), one(tmp_path / "large", 0.02)
+    figure = study_report.differences(small, large)
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["more", "other"]  # the best first
+    at = {a.get_title(): [line.get_ydata()[0] for line in a.lines if line.get_marker() in "oX"] for a in figure.axes}
+    assert at == {"small": [1, 0], "large": [1]}
+    assert study_report.side_by_side([small.folder, large.folder]) == tmp_path / "differences.png"
+    with pytest.raises(UserError, match="another baseline"):
+        study_report.side_by_side([small.folder, one(tmp_path / "third", 0.1, baseline="other").folder])
 
 
 def test_a_report_is_equal_to_the_byte(written, tmp_path):
