@@ -131,7 +131,7 @@ def conclude(folder: pathlib.Path) -> None:
         said = search.sentences(results) if results.design.kind == "search" else study_report.sentences(results)
         paths = study_report.write(results, said)
     print(study_report.markdown(results), "", *results.warnings(), *said, sep="\n")
-    print(f"wrote {paths[-1]}, and tables and figures beside it")
+    print(f"wrote {', '.join(map(str, paths))}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
-"""The report of a study, from study.json and outcomes.jsonl alone: verdict, table, figure and a page."""
+"""The report of a study, from study.json and outcomes.jsonl alone: verdict, tables and figure."""
 
-import base64
 import csv
 import dataclasses
-import html
 import io
 import json
 import math
@@ -18,7 +16,6 @@ import numpy as np
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import atomic, json_line
 from fusedgpt.runs import style
-from fusedgpt.runs.report_page import fill
 from fusedgpt.runs.style import COLOURS, DPI, WIDTH, plain
 from fusedgpt.studies.outcomes import Results, read
 from fusedgpt.studies.verdict import METHOD
@@ -49,7 +46,6 @@ def write(results: Results, sentences: list[str]) -> list[pathlib.Path]:
         "table.md": "\n\n".join([markdown(results), *below]) + "\n",
     }
     content = images(results) | {name: text.encode() for name, text in texts.items()}
-    content["study.html"] = _page(results, sentences, content.get("differences.png"))
     for name, each in content.items():
         with atomic(results.folder / name, aside=f".{os.getpid()}") as file:  # workers may end at once
             file.write(each)
@@ -174,17 +170,13 @@ def cells(results: Results) -> list[list[str]]:
     return found
 
 
-def _tabulated(texts, form):
+def markdown(results: Results) -> str:
+    """The table for a README and for a console."""
     from tabulate import tabulate
 
     align = ["left", *["right"] * (len(HEAD) - 2), "left"]
-    return tabulate(texts, HEAD, form, colalign=align, disable_numparse=True)
-
-
-def markdown(results: Results) -> str:
-    """The table for a README and for a console."""
     texts = [[f"`{name}`".replace("|", r"\|"), *rest] for name, *rest in cells(results)]  # _ and * are no emphasis
-    return _tabulated(texts, "github")
+    return tabulate(texts, HEAD, "github", colalign=align, disable_numparse=True)
 
 
 def images(*studies: Results) -> dict[str, bytes]:
@@ -251,20 +243,3 @@ def labels(names: list[str]) -> list[str]:
     parts = [re.split(r"[+,](?=\w+=)", name) for name in names]
     same = set.intersection(*map(set, parts))
     return [" ".join(part for part in each if part not in same) or name for each, name in zip(parts, names)]
-
-
-def _page(results, sentences, figure):
-    """study.html: one file that loads nothing."""
-    parts = [_list(sentences), f"<div class='scroll'>{_tabulated(cells(results), 'html')}</div>"]
-    if warnings := results.warnings():
-        parts.insert(0, f"<section class='card warning'><b>Before you believe it</b>{_list(warnings)}</section>")
-    parts.append(f"<p class='muted'>{html.escape(method(results))}</p>")
-    if figure:
-        data = base64.b64encode(figure).decode()
-        parts.append(f"<figure><img alt='differences' src='data:image/png;base64,{data}'></figure>")
-    title = f"A study of {', '.join(results.design.varied) or results.design.baseline}"
-    return fill(title, f"<div class='study'>{''.join(parts)}</div>")
-
-
-def _list(texts):
-    return f"<ul>{''.join(f'<li>{html.escape(each)}.</li>' for each in texts)}</ul>"
