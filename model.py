@@ -138,12 +138,14 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.init_seed = None  # the first init_weights draws it
-        # build on the meta device, which has no storage. On a real device PyTorch's default initialisation would draw
-        # random numbers, and more of them for a padded vocabulary, so that padding would change every other weight
+        # the meta device has no storage: elsewhere PyTorch's initialisation would draw random numbers, and more of them
+        # for a padded vocabulary, so that padding would change every other weight
         with torch.device("meta"):
             parts = {"wte": eager.embedding(config.padded_vocab_size, config.n_embd)}
             if config.position == "learned":
                 parts["wpe"] = eager.embedding(config.block_size, config.n_embd)
+            if config.bigrams:
+                parts["wbe"] = eager.embedding(config.bigrams, config.n_embd)
             parts["drop"] = nn.Dropout(config.dropout)
             parts["h"] = nn.ModuleList(Block(config, window) for window in config.windows)
             self.transformer = nn.ModuleDict(parts | {"ln_f": _norm(config, config.n_embd)})
@@ -199,16 +201,21 @@ class GPT(nn.Module):
         if past + T > self.config.block_size:
             raise UserError(f"{past + T} tokens are more than block_size={self.config.block_size}: crop the input")
         pos = cache[0].positions(T, idx.device) if cache else torch.arange(T, device=idx.device)
+        ids, start, rows = idx, self.config.document_start, self.config.bigrams
+        if cache and (rows or start is not None):
+            ids = cache[0].extend_ids(idx)
         x, rotation = self.transformer.wte(idx), None  # (B, T, C)
+        if rows:  # arXiv:2501.16975; the first token of a text or document has itself before it
+            before = ids[:, (pos - 1).clamp(min=0)]  # (B, T)
+            if start is not None:
+                before = before.where(idx != start, idx)
+            x = x + self.transformer.wbe((before * self.config.vocab_size + idx) % rows)
         if self.config.position == "learned":
             x = x + self.transformer.wpe(pos)
         else:
             rotation = rotary.rotation(pos, self.config)
         x = self.transformer.drop(x)
-        documents, start = None, self.config.document_start
-        if start is not None:
-            ids = cache[0].extend_ids(idx) if cache else idx
-            documents = (ids == start).cumsum(dim=-1)  # (B, Tk): the number of each token's document
+        documents = None if start is None else (ids == start).cumsum(dim=-1)  # (B, Tk): their numbers
         recompute = self.config.recompute == "block" and not cache
         for layer, block in enumerate(self.transformer.h):
             inputs = x, cache[layer] if cache else None, documents, rotation
@@ -307,11 +314,5 @@ class GPT(nn.Module):
         config, weights = pretrained.load(model_type, override_args or {})
         with torch.device("meta"):
             model = cls(config).to(dtype)
-        eager.to_empty(model)
-        model.tie_weights()
-        with torch.no_grad():
-            for p in (model.transformer.wte.weight, *model.lm_head.parameters()):
-                p[config.vocab_size :] = 0  # padding
-            for name, rows, read in weights:  # one at a time: beside the model, memory holds one tensor
-                model.get_parameter(name)[rows] = read()
+        pretrained.fill(model, weights)
         return model

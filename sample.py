@@ -86,8 +86,7 @@ def validate(s: Settings) -> None:
 
 def say(line: str, stream: TextIO | None = None) -> None:
     """Print a line about the text. stream: None: stdout."""
-    stream = stream or sys.stdout
-    print(terminal.harmless(line, stream), file=stream)
+    print(terminal.harmless(line, stream or sys.stdout), file=stream)
 
 
 def load(s: Settings) -> tuple[GPT, Tokenizer]:

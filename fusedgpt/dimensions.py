@@ -18,13 +18,13 @@ RECOMPUTE = ("none", "attention", "block")
 # what makes a GPT a Llama, a Mistral, a Qwen or a Phi: docs/models.md
 FAMILIES = ("position", "rope_theta", "rope_fraction", "rope_scaling", "rope_context", "norm", "norm_eps", "mlp")
 FAMILIES += ("n_inner", "n_kv_head", "head_size", "qk_norm", "window", "window_pattern", "tie_embeddings")
-FAMILIES += ("parallel_block", "attention_bias", "mlp_bias", "output_bias")
+FAMILIES += ("parallel_block", "attention_bias", "mlp_bias", "output_bias", "bigrams")
 COUNTED = (*FAMILIES, "document_start")  # fields beyond GPT-2's that num_params and flops_per_token know
 # the fields of GPT-2, which everything here knows
 GPT2 = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "dropout", "bias", "vocab_multiple", "activation")
 IMPLEMENTATION = ("attention", "loss", "recompute")  # these change how a result is computed, but not the result
 AT_LEAST_1 = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "vocab_multiple", "n_inner", "n_kv_head")
-AT_LEAST_1 += ("head_size", "window", "rope_context", "rope_scaling")
+AT_LEAST_1 += ("head_size", "window", "rope_context", "rope_scaling", "bigrams")
 
 
 @dataclasses.dataclass
@@ -60,6 +60,7 @@ class Dimensions:
     attention_bias: bool | Literal["qkv"] | None = None  # biases in attention; qkv: not in its output; None: as bias
     mlp_bias: bool | None = None  # biases in the MLP; None: as bias
     output_bias: bool = False  # a bias in the output layer, as in Phi
+    bigrams: int | None = None  # odd number of rows of an embedding of each token with the one before it; None: none
 
     @property
     def kv_heads(self) -> int:
@@ -199,17 +200,16 @@ class GPTConfig(Dimensions):
 
     @property
     def looked_up(self) -> int:
-        """Parameters of which a token reads one row and multiplies none: learned positions, and an untied embedding."""
+        """Parameters of which a token reads a row and multiplies none: positions, an untied embedding, and bigrams."""
         rows = self.block_size * (self.position == "learned") + self.padded_vocab_size * (not self.tie_embeddings)
-        return rows * self.n_embd
+        return (rows + (self.bigrams or 0)) * self.n_embd
 
     @property
     def flops_per_token(self) -> int:
         """Forward and backward: 6 N + 12 L nh hs T (PaLM, arXiv:2204.02311, appendix B), N without `looked_up`.
 
-        Each weight costs a multiplication and an addition forward, and twice that backward, for the gradients of its
-        input and of itself. Attention is counted as if it were not causal, as nanoGPT and the PaLM paper do. In layers
-        with a window, T is the window.
+        Each weight costs a multiplication and an addition forward, and twice that backward. Attention is counted as if
+        it were not causal, as nanoGPT and the PaLM paper do. In layers with a window, T is the window.
         """
         seen = sum(min(window or self.block_size, self.block_size) for window in self.windows)
         return 6 * (self.num_params - self.looked_up) + 12 * self.n_head * self.head_channels * seen

@@ -48,7 +48,7 @@ MEASURED_ONCE = functools.cache(flops.peak_flops)  # it takes a quarter of a sec
 TINY = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, batch_size=4)
 # every switch that another family has and that goes with TINY, in one model; its heads are wider than n_embd / n_head
 LLAMA = dict(position="rotary", norm="rmsnorm", mlp="swiglu", n_inner=40, n_kv_head=1, head_size=32, qk_norm=True)
-LLAMA |= dict(window=8, window_pattern="LS", tie_embeddings=False, attention_bias="qkv", output_bias=True)
+LLAMA |= dict(window=8, window_pattern="LS", tie_embeddings=False, attention_bias="qkv", output_bias=True, bigrams=50)
 # a run of each kind; at the rate of `small`, a Llama's rounding grows to 1e-3 of the loss in 20 steps
 RECIPES = {"gpt2": {}, "llama": LLAMA | dict(learning_rate=1e-3), "muon": dict(optimizer="muon")}
 RECIPES |= {"float16": dict(dtype="float16")}

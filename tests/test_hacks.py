@@ -17,10 +17,7 @@ PLAN = ["bench.py", "plan", "--vocab_size=65", *(f"--{name}={value}" for name, v
 # {file: [old text, new text, ...]}: a schedule, a number that is logged, and a field without weights of its own, such
 # as Gemma's factor of the embeddings
 SMALL_CHANGES = {
-    "fusedgpt/settings.py": [
-        'Literal["cosine", "wsd", "constant"]',
-        'Literal["cosine", "wsd", "constant", "sqrt"]',
-    ],
+    "fusedgpt/settings.py": ['Literal["cosine", "wsd", "constant"]', 'Literal["cosine", "wsd", "constant", "sqrt"]'],
     "fusedgpt/training/optimizer.py": [
         '    if s.schedule == "constant"',
         '    if s.schedule == "sqrt":\n'

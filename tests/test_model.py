@@ -2,6 +2,7 @@
 
 import collections
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -164,6 +165,18 @@ def test_what_is_computed_again_is_the_same_to_the_bit(device, family):
         found[recompute] = [loss.detach(), *(p.grad for p in model.parameters())]
     for other in ("attention", "block"):
         assert all(map(torch.equal, found[other], found["none"]))
+
+
+def test_bigrams_are_of_a_token_and_the_one_before_it():
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**TINY, bigrams=50, document_start=7))
+    plain = GPT(replace(model.config, bigrams=None))
+    plain.load_state_dict({name: p for name, p in model.state_dict().items() if "wbe" not in name})
+    idx = torch.tensor([[5, 9, 7, 9, 5]])
+    pairs = [(5, 5), (5, 9), (7, 7), (7, 9), (9, 5)]  # a document sees nothing of the one before
+    added = model.transformer.wbe.weight[[(a * 101 + b) % 50 for a, b in pairs]]
+    plain.transformer.wte.register_forward_hook(lambda module, ids, found: found + added)
+    torch.testing.assert_close(model(idx, idx)[0], plain(idx, idx)[0])
 
 
 @pytest.mark.parametrize("attention", ["manual", "math", "sdpa"])

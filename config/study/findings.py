@@ -12,7 +12,8 @@ _rates = {}
 for _, _name in sorted(_ended):
     _rates.setdefault(_name.partition(",")[0], dict(learning_rate=float(_name.partition("=")[2])))
 
-_gpt2 = dict(position="learned", qk_norm=False, optimizer="adamw", schedule="cosine", warmup_iters=30, beta2=0.99)
+_gpt2 = dict(position="learned", bigrams=None, qk_norm=False, optimizer="adamw")
+_gpt2 |= dict(schedule="cosine", warmup_iters=30, beta2=0.99)
 _changes = {
     "GPT-2": {},
     "Muon": dict(optimizer="muon"),

@@ -1,5 +1,6 @@
 """Whole commands as contenders of peers.py: nanoGPT's recipe for cheap computers, and our own for the same."""
 
+import os
 import pathlib
 import pickle
 import re
@@ -55,7 +56,9 @@ def build(name: str, s) -> tuple[Turn, dict]:
 
 
 def _ended(command, folder):
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    # threads wait as they do for a user: bench.py's choice is for contenders that are alive together
+    env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=env)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [""])[-1]
         raise RuntimeError(f"{' '.join(command[1:3])} ended with status {done.returncode}: {last}")

@@ -74,7 +74,7 @@ def of(config: GPTConfig, writer: str) -> str:
 def _parts(config):
     """What a config and the family it is written as must have in common."""
     same = ("position", "rope_fraction", "norm", "mlp", "qk_norm", "parallel_block", "tie_embeddings", "windows")
-    sizes = dict(n_kv_head=config.kv_heads, head_size=config.head_channels)
+    sizes = dict(bigrams=config.bigrams, n_kv_head=config.kv_heads, head_size=config.head_channels)
     return {part: getattr(config, part) for part in same} | sizes
 
 

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fusedgpt import eager
 from fusedgpt.dimensions import GPTConfig
 from fusedgpt.errors import UserError, shown
 from fusedgpt.interchange import families
@@ -59,6 +60,17 @@ def load(
         for name, place in wanted.items()
     ]
     return dataclasses.replace(config, **changes), reads
+
+
+@torch.no_grad()
+def fill(model: nn.Module, weights: list[tuple[str, slice, Callable[[], Tensor]]]) -> None:
+    """Read `weights`, as `load` returns them, into a GPT on the meta device. Rows that pad the vocabulary become 0."""
+    eager.to_empty(model)
+    model.tie_weights()
+    for p in (model.transformer.wte.weight, *model.lm_head.parameters()):
+        p[model.config.vocab_size :] = 0
+    for name, rows, read in weights:  # one at a time: beside the model, memory holds one tensor
+        model.get_parameter(name)[rows] = read()
 
 
 def to_transformers(config: GPTConfig, state: dict[str, Tensor], **changes):

@@ -24,6 +24,7 @@ CHOICES = dict(
     attention_bias=(None, True, False, "qkv"),
     mlp_bias=(None, True, False),
     output_bias=(False, True),
+    bigrams=(None, 11),
     bias=(True, False),
     vocab_multiple=(1, 64),
     n_layer=(1, 3),

@@ -11,7 +11,7 @@ FAMILIES = {
     "gpt2": dict(),
     "llama": LLAMA | dict(n_kv_head=2, rope_theta=5e5, rope_scaling=8.0, rope_context=16, tie_embeddings=False),
     "mistral": LLAMA | dict(n_kv_head=2, window=5, tie_embeddings=False),  # shorter than the prompts
-    "pattern": LLAMA | dict(n_kv_head=2, window=6, window_pattern="SSL"),
+    "pattern": LLAMA | dict(n_kv_head=2, window=6, window_pattern="SSL", bigrams=67),
     "qwen3": LLAMA | dict(n_kv_head=2, head_size=24, qk_norm=True, rope_theta=1e6),
     "qwen2": LLAMA | dict(n_kv_head=1, attention_bias="qkv"),
     "phi": dict(position="rotary", rope_fraction=0.5, parallel_block=True, tie_embeddings=False, output_bias=True),

@@ -61,10 +61,7 @@ def require_ties(net, prompt, got, want, allowed):
 
 @pytest.mark.parametrize(
     ("attention", "one"),
-    [
-        ("manual", torch.bfloat16),
-        *((name, torch.float16) for name in ("blocked", "flash", "sdpa", "masked")),
-    ],
+    [("manual", torch.bfloat16), *((name, torch.float16) for name in ("blocked", "flash", "sdpa", "masked"))],
     ids=str,
 )
 @torch.no_grad()

@@ -242,6 +242,7 @@ NO_FAMILY = {  # by what is said: the fields of a model
     "Qwen3, which is nearest, has no biases in mlp": dict(qk_norm=True, attention_bias="qkv", mlp_bias=True),
     "Phi, which is nearest, has windows=[None, None], and not [4, 4]": WRITTEN["phi"] | dict(window=4),
     "Llama, which is nearest, has no biases in output": dict(output_bias=True),
+    "Llama, which is nearest, has bigrams=None, and not 9": dict(bigrams=9),
 }
 
 

@@ -17,10 +17,7 @@ def test_environment_names_what_a_figure_depends_on():
 
 @pytest.mark.parametrize(
     ("level", "has", "said"),
-    [
-        ("AVX2", ["avx2"], "AVX2"),
-        ("AVX512", ["avx512_bf16", "amx_tile"], "AVX512+bfloat16+AMX"),
-    ],
+    [("AVX2", ["avx2"], "AVX2"), ("AVX512", ["avx512_bf16", "amx_tile"], "AVX512+bfloat16+AMX")],
 )
 def test_a_cpu_is_named_with_its_instructions(monkeypatch, level, has, said):
     # rows of two processors were taken for one another: "AMD EPYC" with bfloat16 products, and many times slower; and

@@ -107,9 +107,6 @@ def test_no_line_is_written_through_a_link(tmp_path):
 
 def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path):
     (tmp_path / "a").write_text("old")
-    with (
-        pytest.raises(UserError, match=r"cannot write .*a: No space .*: make room"),
-        atomic(tmp_path / "a") as file,
-    ):
+    with pytest.raises(UserError, match=r"cannot write .*a: No space .*: make room"), atomic(tmp_path / "a") as file:
         Small(file, room=0).write(b"x")
     assert (tmp_path / "a").read_text() == "old" and os.listdir(tmp_path) == ["a"]

@@ -67,15 +67,15 @@ OF_A_LLAMA = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_gate", "mlp.c_pro
 
 
 @pytest.mark.parametrize(
-    ("family", "others", "layers"), [({}, "transformer.wpe", OF_GPT2), (LLAMA, "lm_head", OF_A_LLAMA)]
+    ("family", "other", "layers"), [({}, "transformer.wpe", OF_GPT2), (LLAMA, "transformer.wbe", OF_A_LLAMA)]
 )
-def test_muon_has_the_matrices_of_the_layers_and_adamw_all_else(family, others, layers):
+def test_muon_has_the_matrices_of_the_layers_and_adamw_all_else(family, other, layers):
     # embeddings are 2-D as well: orthogonalised, rare tokens would move as far as frequent ones. Queries, keys and
     # values are one matrix, also if keys and values have fewer heads
     model, optimizer = built(shape=SHAPE | family, weight_decay=0.3)
     names = {p: name for name, p in model.named_parameters()}
     decayed, rest, hidden = ([names[p] for p in group["params"]] for group in optimizer.param_groups)
-    assert decayed == ["transformer.wte.weight", f"{others}.weight"]
+    assert decayed == ["transformer.wte.weight", f"{other}.weight", *["lm_head.weight"] * bool(family)]
     assert all("ln_" in name or "_norm" in name or name.endswith("bias") for name in rest)
     assert hidden == [f"transformer.h.{n}.{end}.weight" for n in range(2) for end in layers]
     assert sorted(decayed + rest + hidden) == sorted(names.values())
