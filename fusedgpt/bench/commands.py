@@ -34,12 +34,12 @@ def build(name: str, s) -> tuple[Turn, dict]:
     losses = []
 
     def run():
-        """Run the command once; its milliseconds. Notes its loss."""
+        """Run the command once; its milliseconds. Notes its loss. Each of our runs has another seed."""
         with tempfile.TemporaryDirectory() as out:
             began = time.perf_counter()
             if name == "ours":
                 command = ["train.py", OURS, f"--dataset={folder.resolve()}", f"--out_dir={out}"]
-                text = _ended([sys.executable, *command], SCRIPTS)
+                text = _ended([sys.executable, *command, f"--seed={len(losses)}"], SCRIPTS)
             else:
                 text = _ended([sys.executable, "-B", "train.py", *_nanogpts_flags(folder, meta, out)], s.nanogpt)
             ms = 1e3 * (time.perf_counter() - began)
