@@ -5,7 +5,7 @@ out_dir = "out-shakespeare-cpu"
 dataset = "shakespeare_char"
 device = "cpu"
 
-eval_interval = 100
+eval_interval = 90
 eval_iters = 10  # 240 windows of each split, as many as the recipe's 20 batches of 12
 log_interval = 50
 always_save_checkpoint = False
@@ -28,5 +28,5 @@ learning_rate = 1.8e-2
 schedule = "wsd"
 min_lr = 0.0
 warmup_iters = 10
-max_iters = 200
-lr_decay_iters = 200
+max_iters = 180
+lr_decay_iters = 180
