@@ -1,5 +1,5 @@
 # variants for study.py: what is worth its time in a small GPT? Each changes one thing of a GPT-2 that AdamW trains
-# python study.py config/train_shakespeare_cpu.py config/study/findings.py --minutes=0.5 --seed=1..8
+# python study.py config/quickstart.py config/study/findings.py --minutes=1 --seed=1..8
 
 import json
 import pathlib

@@ -45,8 +45,8 @@ def test_a_config_file_names_variants(tmp_path):
 
 def test_variants_evaluate_on_the_same_windows():
     # a variant of batch 12 used to be compared on half of the windows that one of batch 24 had, and called worse
-    changes = [str(ROOT / "config" / name) for name in ("train_shakespeare_cpu.py", "study/findings.py")]
-    for args, windows in [(["--batch_size=12,24", "--eval_iters=10"], 120), (changes, 240)]:
+    changes = [str(ROOT / "config" / name) for name in ("quickstart.py", "study/findings.py")]
+    for args, windows in [(["--batch_size=12,24", "--eval_iters=10"], 120), (changes, 320)]:
         assert {each["batch_size"] * each["eval_iters"] for each in read(*args).variants.values()} == {windows}
     whole = read("--batch_size=7,24", "--block_size=64,128", "--eval_iters=0").variants
     assert {each["eval_iters"] for each in whole.values()} == {0}
