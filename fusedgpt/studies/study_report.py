@@ -228,13 +228,15 @@ def differences(*studies: Results) -> Any:
 def side_by_side(folders: list[pathlib.Path]) -> pathlib.Path:
     """Draw the figures of several studies as one, beside the first folder; returns its path.
 
-    Raises UserError if they do not compare the same with the same.
+    Raises UserError if they do not compare the same with the same, or if none has a verdict.
     """
     studies, path = [read(folder) for folder in folders], folders[0].parent / "differences.png"
     if len({(results.design.metric, results.design.baseline) for results in studies}) > 1:
         raise UserError("these studies have another --metric or another baseline: draw each in a figure of its own")
+    if not (drawn := images(*studies)):
+        raise UserError("none of these studies has a verdict yet: draw them once their runs have ended")
     with atomic(path) as file:
-        file.write(images(*studies)["differences.png"])
+        file.write(drawn["differences.png"])
     return path
 
 
