@@ -14,7 +14,7 @@ batch_size = 24  # twice the recipe's, because Muon's part of a step costs the s
 gradient_accumulation_steps = 1
 block_size = 64
 
-# a sixth of the time of 4 layers of 128 a step: at equal time, more steps of a small model learn more (docs/running.md)
+# 4/7 of the time of 2 layers a step: at equal time, more steps of a small model learn more (docs/running.md)
 n_layer = 1
 n_head = 3
 n_embd = 96
