@@ -142,7 +142,7 @@ def test_a_run_that_has_just_begun_is_drawn(tmp_path, axes):
 def test_a_caption_says_where_and_when_a_run_ran(small_run, tmp_path):
     record = json.loads((small_run / "run.json").read_text())
     (caption,) = plot.captions([plot.LoggedRun(small_run)])
-    for part in ("cpu (", "float32", "2 layers × 32", "64 tokens a step", record["environment"]["torch"]):
+    for part in ("cpu (", "float32", "layers × channels: 2 × 32", "64 tokens a step", record["environment"]["torch"]):
         assert part in caption
     assert plot.captions([plot.LoggedRun(small_run)] * 2) == [caption]  # what is the same for all is said once
     copied = shutil.copytree(small_run, tmp_path / "copied")  # as git does: it used to become the date of the run

@@ -77,7 +77,7 @@ def about(run: LoggedRun) -> str:
         ("{} ({})", record.get("device"), environment.get("device")),
         ("{}", record.get("dtype")),
         ("attention {}", record.get("attention")),
-        ("{} layers × {}", model.get("n_layer"), model.get("n_embd")),
+        ("layers × channels: {} × {}", model.get("n_layer"), model.get("n_embd")),
         ("{:,.0f} parameters", parameters),
         ("{:,.0f} tokens a step", tokens),
         ("optimizer {}", settings.get("optimizer")),

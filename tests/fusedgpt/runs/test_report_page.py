@@ -64,7 +64,7 @@ def test_a_page_shows_what_a_run_left(done):
     last = f"{rows(done, 'eval')[-1]['val_loss']:.4f}"
     assert cells(text, "validation loss") == [last] and cells(text, "bits per byte")
     assert (cells(text, "ran"), cells(text, "backward seen"), cells(text, "n_layer")) == (["sdpa"], ["flash"], ["2"])
-    assert "weight_decay" not in text and "2 layers × 32" in text
+    assert "weight_decay" not in text and "layers × channels: 2 × 32" in text
 
 
 def test_the_figures_at_the_top_follow_from_the_rows(tmp_path):
