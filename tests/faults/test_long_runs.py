@@ -48,7 +48,7 @@ def test_a_terabyte_of_tokens_trains(tmp_path):
     prepare.write(folder, {"train": [[1] * 100], "val": [[1] * 1000]}, "nothing", tokenizer="byte", vocab_size=256)
     meta = json.loads((folder / "meta.json").read_text())
     meta["tokens"]["train"] = TERABYTE // 2
-    (folder / "meta.json").write_text(json.dumps(meta))
     os.truncate(folder / "train.bin", TERABYTE)  # sparse: all of it reads as zeros
+    (folder / "meta.json").write_text(json.dumps(meta))  # last: the SHA-256 of a newer bin would be compared
     run(tmp_path / "out", folder, max_iters=20)
     assert rows(tmp_path / "out")[-1]["loss"] < 1
