@@ -203,7 +203,10 @@ def differences(*studies: Results) -> Any:
         means.setdefault(c.variant, []).append(c.mean)
     rows = sorted(means, key=lambda name: np.mean(means[name]))
     figure = Figure(figsize=(WIDTH, 0.5 + 0.3 * len(rows)), layout="constrained")
-    notes = ["paired by seed; 95 % intervals", *(f"Note: {each}" for one in studies for each in one.warnings()[:3])]
+    several, notes = len(studies) > 1, ["paired by seed; 95 % intervals"]
+    for results in studies:
+        of = f" on {results.folder.name}" * several
+        notes += [f"Note{of}: {each}" for each in results.warnings()[:3]]
     baseline, *variants = labels([plan.baseline, *rows])
     style.title(figure, f"Difference in {WHAT[plan.metric]} to {baseline}", notes)
     panels = figure.subplots(1, len(studies), sharex=True, sharey=True, squeeze=False)[0]
@@ -212,9 +215,9 @@ def differences(*studies: Results) -> Any:
             row, (color, mark) = rows.index(each.variant), WORDS.get(each.word * each.planned, NO_WORD)
             axes.plot([each.low, each.high], [row, row], color=color, linewidth=2.2, solid_capstyle="butt")
             axes.plot([each.mean], [row], color=color, marker=mark, markersize=5)
-            said = f"{number(each.mean, 3, '+')}  {word(each)}".replace("-", "−") * (len(studies) == 1)
+            said = f"{number(each.mean, 3, '+')}  {word(each)}".replace("-", "−") * (not several)
             axes.annotate(said, (1.02, row), xycoords=("axes fraction", "data"), va="center", color=color, fontsize=8)
-        axes.set_title(plain(results.folder.name) * (len(studies) > 1), fontsize=8)
+        axes.set_title(plain(results.folder.name) * several, fontsize=8)
         axes.axvline(0, color="0.3", linewidth=0.9)
         axes.grid(True, axis="x")
         axes.tick_params(axis="y", length=0)
