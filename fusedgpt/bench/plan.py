@@ -31,7 +31,7 @@ UNUSED += ["dtype", "compile", "mask"]
 class Settings:
     gpu: Literal[*GPUS] = "H100"  # model of the GPUs
     gpus: int = 8  # GPUs in all
-    mfu: float = 0.4  # share of the peak that a run reaches, as train.py prints it; GPT-2 124M on an H200: 0.41
+    mfu: float = 0.4  # share of the peak that a run reaches, as train.py prints it; GPT-2 124M on an H200: 0.39
 
 
 def answer(s, say: Callable[[str], None]) -> None:

@@ -44,7 +44,7 @@ def test_memory_of_a_shared_model_is_what_a_step_really_holds(case):
     assert found["estimate"] == pytest.approx(found["measured"], rel=0.15)
 
 
-def test_memory_of_an_h200_is_at_most_a_fifth_off():
+def test_memory_of_an_h200_is_at_most_two_per_cent_off():
     # what PyTorch held at the peak of each rung of the ladder there
     lines = read_jsonl(ROOT / "results" / "h200" / "ladder" / "rows.jsonl")
     rows = [line for line in lines if line["kind"] == "contender" and line["status"] == "measured"]
@@ -53,7 +53,7 @@ def test_memory_of_an_h200_is_at_most_a_fifth_off():
         ran = row["ran"]
         config = dataclasses.replace(GPT2, vocab_size=ran["padded_vocab_size"], vocab_multiple=1)
         found = Memory.of(config, Load(12, attention=ran["attention"]))
-        assert row["peak_memory"] == pytest.approx(found.total, rel=0.2), row["name"]
+        assert row["peak_memory"] == pytest.approx(found.total, rel=0.02), row["name"]
 
 
 def test_weights_gradients_and_moments_are_sixteen_bytes_over_the_shards():
