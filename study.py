@@ -5,11 +5,11 @@
     python study.py config/quickstart.py --search='learning_rate=1e-3..2e-2:log, optimizer=adamw|muon' --trials=40
     python study.py report out-study [out-larger ...]       write tables, figures, verdict again; of several one figure
 
-Any setting that changes what a run learns takes several values: a,b,c, or 1..5 for whole numbers. Two settings vary together if they are
-given as --learning_rate,min_lr=1e-3:1e-4,2e-3:2e-4. A config file may name variants of any settings:
+Any setting that changes what a run learns takes several values: a,b,c, or 1..5 for whole numbers. Two vary together if
+they are given as --learning_rate,min_lr=1e-3:1e-4,2e-3:2e-4. A config file may name variants of any settings:
 variants = {"small": dict(n_layer=2), "large": dict(n_layer=8)}. Each run is train.py in a process of its own. The plan
-is fixed by the first run; what is changed after it is exploratory. To continue a study that was broken off,
-give the same command again.
+is fixed by the first run; what is changed after it is exploratory. To continue a study that was broken off, give the
+same command again.
 """
 
 import dataclasses

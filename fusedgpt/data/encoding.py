@@ -162,8 +162,9 @@ def fill(folder: pathlib.Path, meta: dict, corpus) -> np.ndarray:
             ids_file.write(ids.tobytes())
             documents_file.write(documents.tobytes())
             if files:
-                ids_file.flush()
-                documents_file.flush()
+                for file in (ids_file, documents_file):  # on the disk before done.json says so
+                    file.flush()
+                    os.fsync(file.fileno())
                 with atomic(path, "w") as file:
                     json.dump({"files": files, "ids": ids_file.tell(), "documents": documents_file.tell()}, file)
     return np.fromfile(folder / "documents", DOCUMENT)

@@ -142,9 +142,8 @@ class Files:
 
     def _rows(self, path, content, kind):
         """The texts of a table's rows. Rows without text are left out and counted."""
-        left_out, encoding = collections.Counter(), ""
-        if kind != ".parquet":
-            encoding = self.encoding_of(path)
+        left_out = collections.Counter()
+        encoding = self.encoding_of(path) if kind != ".parquet" else ""
         for number, row in enumerate(tables.rows(content, kind, encoding, self.column), start=1):
             try:
                 text = tables.text_of(row, self.column)

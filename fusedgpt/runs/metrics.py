@@ -32,12 +32,12 @@ FROM_ZERO = ("tokens_per_s", "memory")  # axes that start at zero, because reade
 def read_metrics(out_dir: str | pathlib.Path, kind: str | None = None) -> list[dict]:
     """A run's metrics.jsonl: all of it, or one `kind`, such as 'eval'. Raises UserError if there is none.
 
-    A number that was not finite is None. A line that was cut short is left out.
+    A number that was not finite is None. A line that was cut short, or is another program's, is left out.
     """
     path = pathlib.Path(out_dir) / "metrics.jsonl"
     if not path.exists():
         raise UserError(f"{path} does not exist: name the folder of a run")
-    return [row for row in read_jsonl(path) if kind in (None, row["kind"])]
+    return [row for row in read_jsonl(path) if "kind" in row and kind in (None, row["kind"])]
 
 
 def losses_at(out_dir: str | pathlib.Path, iteration: int) -> dict[str, str]:

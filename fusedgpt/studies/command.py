@@ -10,7 +10,7 @@ import re
 import runpy
 from typing import Any, Literal
 
-from configurator import configure, separate
+from configurator import LENT, configure, separate
 from fusedgpt.dimensions import GPTConfig
 from fusedgpt.errors import UserError, shown
 from fusedgpt.settings import Settings, require_learning, validate
@@ -24,7 +24,7 @@ SET_BY_THE_STUDY = {
     "max_seconds": "it would end runs at different iterations of their schedules: give --minutes to each run",
 }
 # settings that take one value for the whole study: they change what a run keeps and says, not what it learns
-SHARED = ("profile", "log_interval", "keep_checkpoints", "always_save_checkpoint", "sample_interval")
+SHARED = ("profile", "log_interval", "keep_checkpoints", "always_save_checkpoint", "sample_interval", "eval_tasks")
 SHARED += ("sample_prompts", "wandb_log", "wandb_project", "wandb_run_name", "backend", "timeout", "minutes")
 
 
@@ -167,7 +167,10 @@ def value_of(name: str, text: str, shared: Settings) -> Any:
 def _named(file, shared):
     """The variants that a config file names: {name: settings}, each value read as a flag's is."""
     found = {}
-    for name, changes in runpy.run_path(file, init_globals=dataclasses.asdict(shared)).get("variants", {}).items():
+    variants = runpy.run_path(file, init_globals=LENT | dataclasses.asdict(shared)).get("variants", {})
+    for name, changes in variants.items():
+        if safe(name).casefold() in map(str.casefold, found):
+            raise UserError(f"{file}: variant {shown(name)} would have the folder of another: give it another name")
         for setting in changes:
             require_may_vary(setting)
         found[safe(name)] = {setting: value_of(setting, str(value), shared) for setting, value in changes.items()}

@@ -18,7 +18,7 @@ from fusedgpt.studies.verdict import Finding
 OVER = ("finished", "diverged")  # a run that failed is tried again by the next call
 WITHOUT = ("diverged", "failed")  # how a run may be over without a value
 EVALS = ("iter", "tokens", "val_loss", "val_bits_per_byte")
-SEEN = ("dtype", "compile", "attention", "world_size")  # in run.json, what ran
+SEEN = ("dtype", "compile", "attention", "attention_sha256", "world_size")  # in run.json, what ran
 MACHINE = ("device", "torch", "python", "threads", "commit")  # in run.json's environment
 UNEQUAL = 0.05  # a share by which times may differ that should be equal
 
@@ -104,10 +104,11 @@ class Results:
             for how, count in self.without(name).items():
                 why = next(o.why for o in self.outcomes if o.variant == name and o.status == how)
                 found.append(f"{name}: {count} of {len(plan.seeds)} runs {how} ({why})")
+        varied = {f"{name}{of_a_file}" for name in plan.varied for of_a_file in ("", "_sha256")}
         records = [o.row["ran"] for o in self.outcomes if "ran" in o.row]
         for name in (*SEEN, *MACHINE):
             kinds = dict.fromkeys(str(each.get(name)) for each in records)
-            if len(kinds) > 1 and name not in plan.varied and (name, plan.kind) != ("commit", "against"):
+            if len(kinds) > 1 and name not in varied and (name, plan.kind) != ("commit", "against"):
                 found.append(f"the runs differ in more than what varies: {name}: {', '.join(kinds)}")
         seeds = plan.seeds[: self.counted] if self.decided else plan.seeds
         if missing := sum(o.status == "missing" and o.seed in seeds for o in self.outcomes):

@@ -48,7 +48,7 @@ def other(root: pathlib.Path, named: str, folder: pathlib.Path) -> tuple[str, pa
 
 
 def save_diff(root: pathlib.Path, path: pathlib.Path) -> str | None:
-    """Write what the working tree in `root` has beyond its commit, new files too, as `git apply` takes it.
+    """Write what the working tree in `root` has beyond its commit, new code too, as `git apply` takes it.
 
     Returns its SHA-256; None if there is nothing, or no work tree of its own. The folder of `path` is no part of it.
     """
@@ -60,8 +60,8 @@ def save_diff(root: pathlib.Path, path: pathlib.Path) -> str | None:
     with tempfile.TemporaryDirectory() as folder:
         aside = {"GIT_INDEX_FILE": os.path.join(folder, "index")}  # not the user's
         _git(root, "read-tree", "HEAD", **aside)
-        # new files, of which it stores nothing. It refuses to exclude what .gitignore names
-        _git(root, "add", "--intent-to-add", ".", **aside)
+        # new code, of which it stores nothing, but no texts and no secrets
+        _git(root, "add", "--intent-to-add", "*.py", **aside)
         diff = _git(root, "diff", "--binary", "HEAD", "--", ".", *left_out, **aside)
     if not diff:
         return None

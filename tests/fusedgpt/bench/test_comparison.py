@@ -170,16 +170,11 @@ def test_only_what_is_absent_is_built_again_if_the_others_are_known(measure):
     assert {line["name"] for line in lines if line["kind"] == "contender"} == {"a", "c"}
 
 
-def test_nothing_is_built_once_the_time_is_over(measure):
+def test_nothing_is_built_once_the_time_is_over(measure, monkeypatch):
     built = []
-
-    def slow(name):
-        built.append(name)
-        time.sleep(0.3)
-        return Fake(1.0)
-
-    found = {name: lambda name=name: slow(name) for name in "abcd"}
-    result, _, _ = measure(found, end=time.monotonic() + 0.5)
+    monkeypatch.setattr(comparison.time, "monotonic", lambda: 0.3 * len(built))
+    found = {name: lambda name=name: built.append(name) or Fake(1.0) for name in "abcd"}
+    result, _, _ = measure(found, end=0.5)
     assert built == ["a", "b"] and result.laps == []
 
 

@@ -29,7 +29,7 @@ def evaluation(n, loss=2.0, **more):
 
 def test_a_line_that_was_cut_short_is_left_out(tmp_path):
     sample = {"kind": "sample", "iter": 3, "prompt": "a", "text": "b"}
-    run = run_of(tmp_path, ['{"kind": "train", "iter": 1', step(4, loss=2.5, lr=None), sample, '{"kind": "tr'])
+    run = run_of(tmp_path, ['{"kind": "train", "iter": 1', step(4, loss=2.5, lr=None), sample, {}, '{"kind": "tr'])
     assert run.train["iter"].tolist() == [4] and run.train["loss"].tolist() == [2.5]
     assert np.isnan(run.train["lr"]).all() and np.isnan(run.train["ms"]).all()
     assert run.samples == [sample] == read_metrics(tmp_path, "sample")

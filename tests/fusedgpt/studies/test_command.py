@@ -24,21 +24,23 @@ def test_lists_vary_and_everything_else_is_shared():
     assert asked.shared == dataclasses.replace(Settings(), n_layer=2) and asked.study.jobs == 2
     assert list(read("--n_layer=2..4").variants) == ["n_layer=2", "n_layer=3", "n_layer=4"]
     assert (read("--seed=5,7").seeds, read("--seed=5").seeds, read().seeds) == ([5, 7], [5], [1337])
-    assert read("--sample_prompts=a, b").variants == {"config": {}}
+    assert read("--sample_prompts=a, b", "--eval_tasks=c,d").variants == {"config": {}}
     asked = read("--learning_rate,min_lr=1e-3:1e-4,2e-3:2e-4", "--n_head=1,2").variants  # two vary together
     assert len(asked) == 4 and asked["learning_rate=0.002+min_lr=0.0002,n_head=1"]["min_lr"] == 2e-4
 
 
 def test_a_config_file_names_variants(tmp_path):
     file = tmp_path / "study.py"
-    file.write_text('n_head = 2\nn_embd = 96\nvariants = {"small": dict(n_layer=2), "deep": dict(n_embd=64)}\n')
+    # math: which configs may use without an import, as nanoGPT's may
+    file.write_text('math\nn_head = 2\nn_embd = 96\nvariants = {"small": dict(n_layer=2), "deep": dict(n_embd=64)}\n')
     asked = read(str(file), "--seed=1,2")
     # a variant that does not name n_embd used to train with train.py's default, not with the file's
     assert asked.variants == {"small": {"n_layer": 2, "n_embd": 96}, "deep": {"n_layer": 12, "n_embd": 64}}
     assert asked.shared.n_head == 2
     assert list(read(str(file), "--dropout=0,0.1").variants)[:2] == ["small,dropout=0.0", "small,dropout=0.1"]
-    for setting, said in [("n_layer='two'", "n_layer='two' is not allowed"), ("seed=1", "seed cannot vary")]:
-        file.write_text(f"variants = dict(a=dict({setting}))")
+    refused = {"a=dict(n_layer='two')": "n_layer='two' is not allowed", "a=dict(seed=1)": "seed cannot vary"}
+    for variants, said in (refused | {"a={}, A={}": "variant 'A' would have the folder of another"}).items():
+        file.write_text(f"variants = dict({variants})")
         with pytest.raises(UserError, match=said):
             read(str(file))
 

@@ -35,6 +35,7 @@ def root(tmp_path):
     (root / "train.py").write_text("version = 3\n")
     (root / "staged.py").write_text("staged = 1\n")
     (root / "untracked.py").write_text("untracked = 1\n")
+    (root / ".env").write_text("secret = 1\n")
     git(root, "add", "staged.py")
     return root
 
@@ -69,7 +70,7 @@ def test_the_change_that_is_judged_is_kept_and_a_folder_is_a_version(ignored, ro
     before, path, clone = state(root), root / "study" / "working-tree.diff", tmp_path / "clone"
     versions.save_diff(root, path)
     patch = path.read_bytes()
-    assert b"study.json" not in patch
+    assert b"study.json" not in patch and b"secret" not in patch
     path.unlink()
     assert state(root) == before
     git(root, "clone", "--quiet", str(root), str(clone))
