@@ -150,16 +150,3 @@ def test_a_nanogpt_checkpoint_is_sampled_with_the_exact_gelu(small_run, tmp_path
         want = GPT.from_checkpoint(checkpoint.load(small_run / "best.pt"), activation=used)
         torch.testing.assert_close(model(idx, idx)[0][..., :65], want(idx, idx)[0][..., :65], rtol=0, atol=0)
         assert tokenizer.encode("!") == [0]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (dict(start="a\udcff"), r"the prompt 'a\\udcff' cannot be written in UTF-8"),  # was a traceback
-        (dict(attention="cudnn"), "cudnn' cannot run on cpu .*on GPUs only"),
-    ],
-    ids=str,
-)
-def test_bad_settings_are_refused(small_run, settings, message):
-    with pytest.raises(UserError, match=message):
-        sample.main(quick(small_run, **settings))

@@ -153,14 +153,6 @@ def test_evaluation_kernel_and_padding_do_not_change_the_batches(tmp_path, data,
     assert other != pytest.approx(base, rel=1e-3)
 
 
-def test_splits_of_a_step_give_the_same_loss_and_gradient(tmp_path, data):
-    # T13: accumulation used to be divided by the GPUs of one machine
-    whole = run(tmp_path / "1", data, max_iters=2, batch_size=8)
-    for split in (2, 4):
-        parts = run(tmp_path / str(split), data, max_iters=2, batch_size=8 // split, gradient_accumulation_steps=split)
-        assert_close_runs(parts, whole)
-
-
 def test_two_ranks_equal_one_and_resume_bitwise(tmp_path, data):
     # T9, T10, T13; dropout is on, because it follows the micro-batch, not the rank
     settings = dict(gradient_accumulation_steps=4, dropout=0.1, max_iters=4, eval_interval=2)

@@ -118,15 +118,11 @@ def columns(result: Result, name: str) -> dict[str, str]:
             "largest difference": f"{line['largest_difference']:.1e}",
             "kernels seen": " = ".join(line["seen"]),
         }
-    errors = _errors(line)
+    # JSON has no infinity, so null stands for it
+    errors = {part: float("inf") if error is None else error for part, error in line["errors"].items()}
     gradients = [error for part, error in errors.items() if part.startswith("d")]
     backward = {"of dq, dk and dv": _in_words(max(gradients))} if gradients else {}
     return {"error of y": _in_words(errors["y"])} | backward
-
-
-def _errors(line):
-    """The errors of a line; JSON has no infinity, so null stands for it."""
-    return {part: float("inf") if error is None else error for part, error in line["errors"].items()}
 
 
 def _in_words(error):

@@ -57,15 +57,10 @@ def comparisons(s: Settings, device: torch.device) -> list[Comparison]:
             tuple(name for name in (*SINGLE_KERNELS, "masked", *own) if name != "flex" or T.bit_count() == 1),
             BASELINE,
         )
-        for T in coarse_to_fine(options.lengths(s.lengths))
+        for T in sorted(set(options.lengths(s.lengths)), key=lambda T: (T.bit_count() > 1, T))  # powers of two first
         for nh, hs in options.heads(s.heads)
         for direction in ("forward", "forward + backward")
     ]
-
-
-def coarse_to_fine(lengths: list[int]) -> list[int]:
-    """`lengths` without repetitions: powers of two first."""
-    return sorted(set(lengths), key=lambda T: (T.bit_count() > 1, T))
 
 
 def build(workload: dict, name: str, s: Settings, device: torch.device) -> tuple[Turn, dict]:

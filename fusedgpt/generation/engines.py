@@ -192,17 +192,14 @@ class StaticStep:
         buffers = [x for layer in cache for x in (layer.k, layer.v, layer.ids)]
         if len(buffers) != len(self.buffers) or any(a is not b for a, b in zip(buffers, self.buffers)):
             self.buffers = buffers
-            self._bind(idx, cache)
+            self.idx, self.position = idx.clone(), torch.tensor([cache[0].length], device=idx.device)
+            self.static = [StaticLayer(layer, self.position) for layer in cache]
+            self.run = self.captured()
         self.idx.copy_(idx)
         self.position.fill_(cache[0].length)
         for layer in cache:
             layer.length += 1
         return self.run(), None
-
-    def _bind(self, idx, cache):
-        self.idx, self.position = idx.clone(), torch.tensor([cache[0].length], device=idx.device)
-        self.static = [StaticLayer(layer, self.position) for layer in cache]
-        self.run = self.captured()
 
     def captured(self):
         return self._logits

@@ -11,7 +11,6 @@ import runpy
 from typing import Any, Literal
 
 from configurator import LENT, configure, separate
-from fusedgpt.dimensions import GPTConfig
 from fusedgpt.errors import UserError, shown
 from fusedgpt.settings import Settings, require_learning, validate
 
@@ -213,7 +212,6 @@ def require_fit(request: Request, changes: dict[str, Any]) -> Settings:
     """The settings of a variant. Raises UserError if it could not run."""
     one = dataclasses.replace(request.shared, out_dir="run", **changes)
     validate(one)
-    GPTConfig.of(one)  # raises for dimensions that do not fit each other
     return one
 
 

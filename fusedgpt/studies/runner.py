@@ -125,7 +125,9 @@ class Runner:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     stack.callback(signal.signal, number, signal.signal(number, self._catch))
             while self.running or (waiting and not self.signals):
-                while waiting and self._may_start(at_once) and not self.signals:
+                # until the first run has settled what `auto` means, it runs alone
+                most = 1 if self.plan.settled is None else at_once
+                while waiting and len(self.running) < most and not self.signals:
                     self._start(waiting.pop())
                 time.sleep(POLL_S)
                 if self.running:
@@ -157,10 +159,6 @@ class Runner:
             process.popen.wait()
             process.log.close()
         self.running = []
-
-    def _may_start(self, at_once):
-        """Until the first run has settled what `auto` means, it runs alone."""
-        return not self.running or (len(self.running) < at_once and self.plan.settled is not None)
 
     def _start(self, job):
         variant, seed = job

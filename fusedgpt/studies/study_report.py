@@ -204,9 +204,8 @@ def differences(*studies: Results) -> Any:
     rows = sorted(means, key=lambda name: np.mean(means[name]))
     figure = Figure(figsize=(WIDTH, 0.5 + 0.3 * len(rows)), layout="constrained")
     several, notes = len(studies) > 1, ["paired by seed; 95 % intervals"]
-    for results in studies:
-        of = f" on {results.folder.name}" * several
-        notes += [f"Note{of}: {each}" for each in results.warnings()[:3]]
+    if not several:  # of several, notes would be longer than the figure
+        notes += [f"Note: {each}" for each in studies[0].warnings()[:3]]
     baseline, *variants = labels([plan.baseline, *rows])
     style.title(figure, f"Difference in {WHAT[plan.metric]} to {baseline}", notes)
     panels = figure.subplots(1, len(studies), sharex=True, sharey=True, squeeze=False)[0]

@@ -3,7 +3,7 @@
 import collections
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -48,9 +48,10 @@ def learning_rate(it: int, s: Settings) -> float:
 class MuonAndAdamW(eager.Optimizer):
     """Muon for the matrices of a model's layers, its last group, and AdamW for all else, seen as one optimizer."""
 
-    def __init__(self, matrices: list[Tensor], s: Settings, adamw: AdamW, dtype: torch.dtype):
-        muon = {"params": matrices, "lr": s.learning_rate, "weight_decay": s.weight_decay, "momentum": MOMENTUM}
-        self.adamw, self.dtype = adamw, dtype
+    # rows: {matrix: those of each of its parts}, which Muon takes as matrices of their own
+    def __init__(self, rows: dict[Tensor, tuple[int, ...]], s: Settings, adamw: AdamW, dtype: torch.dtype):
+        muon = {"params": [*rows], "lr": s.learning_rate, "weight_decay": s.weight_decay, "momentum": MOMENTUM}
+        self.rows, self.adamw, self.dtype = rows, adamw, dtype
         super().__init__([*adamw.param_groups, muon], {})
         self._share()
 
@@ -67,12 +68,12 @@ def build_optimizer(model: Any, s: Settings, device_type: str, dtype: torch.dtyp
     adamw = model.configure_optimizers(s.weight_decay, s.learning_rate, (s.beta1, s.beta2), device_type)
     if s.optimizer == "adamw":
         return adamw
-    # queries, keys and values are one matrix, as they are one product: GPT-2's, and those of grouped heads
-    matrices = [p for p in model.transformer.h.parameters() if p.dim() == 2 and p.requires_grad]
-    hidden = set(matrices)
+    rows = {p: (p.size(0),) for p in model.transformer.h.parameters() if p.dim() == 2 and p.requires_grad}
+    for attn in (block.attn for block in model.transformer.h):  # queries, keys and values apart: docs/findings.md
+        rows[attn.c_attn.weight] = tuple(n * attn.head_size for n in attn.heads)
     for group in adamw.param_groups:
-        group["params"] = [p for p in group["params"] if p not in hidden]
-    return MuonAndAdamW(matrices, s, adamw, dtype)
+        group["params"] = [p for p in group["params"] if p not in rows]
+    return MuonAndAdamW(rows, s, adamw, dtype)
 
 
 def update_weights(optimizer: Optimizer, norm: Tensor, limit: float) -> None:
@@ -127,54 +128,58 @@ def _update_hidden(optimizer, norm, limit):
     """
     group = optimizer.param_groups[-1]
     finite, scale = norm.isfinite(), (norm / limit).clamp(min=1) if limit else 1
-    for matrices in _batches([p for p in group["params"] if p.grad is not None]):
+    for rows, matrices in _batches([p for p in group["params"] if p.grad is not None], optimizer.rows):
         for p in matrices:
             if "momentum_buffer" not in optimizer.state[p]:
                 optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        means = [optimizer.state[p]["momentum_buffer"] for p in matrices]
-        _update_batch(matrices, means, group, finite, scale, optimizer.dtype)
+        means = [local(optimizer.state[p]["momentum_buffer"]) for p in matrices]
+        _update_batch(matrices, means, group, finite, scale, rows, optimizer.dtype)
 
 
-def _batches(matrices):
-    """Group `matrices` into lists of one shape, with at most STACK weights, or one larger matrix."""
+def _batches(matrices, rows):
+    """Group `matrices` into lists of one shape and parts, with at most STACK weights, or one larger matrix."""
     alike = collections.defaultdict(list)
     for p in matrices:
-        alike[p.shape].append(p)
-    for shape, each in alike.items():
+        alike[p.shape, rows[p]].append(p)
+    for (shape, parts), each in alike.items():
         n = max(1, STACK[each[0].device.type] // shape.numel())
-        yield from (each[start : start + n] for start in range(0, len(each), n))
+        yield from ((parts, each[start : start + n]) for start in range(0, len(each), n))
 
 
-def _update_batch(matrices, means, group, finite, scale, dtype):
+def _update_batch(matrices, means, group, finite, scale, rows, dtype):
     weights, gradients = [local(p) for p in matrices], [local(p.grad) for p in matrices]
-    means = [local(mean) for mean in means]
     torch._foreach_div_(gradients, scale)
     new_means = torch._foreach_lerp(means, gradients, 1 - group["momentum"])
     torch._foreach_lerp_(gradients, new_means, group["momentum"])  # Nesterov momentum
     for mean, new_mean in zip(means, new_means):
         torch.where(finite, new_mean, mean, out=mean)
     del new_means, new_mean  # free them before the stack is made
-    rate = group["lr"] * 0.2 * math.sqrt(max(matrices[0].shape))  # arXiv:2502.16982: as large as AdamW's update
-    for p, update in zip(weights, _updates(matrices, gradients, dtype)):
+    rate = group["lr"] * 0.2 * math.sqrt(max(rows[0], matrices[0].size(1)))  # arXiv:2502.16982: as large as AdamW's
+    for p, update in zip(weights, _updates(matrices, gradients, rows, dtype)):
         moved = (p * (1 - group["lr"] * group["weight_decay"])).add_(update, alpha=-rate)
         torch.where(finite, moved, p, out=p)
 
 
-def _updates(matrices, gradients, dtype):
+def _updates(matrices, gradients, rows, dtype):
     """The orthogonalised gradients of `matrices`. If ranks share their rows: from and for this rank's rows of each."""
     if not hasattr(matrices[0], "device_mesh"):
-        return orthogonalised(gradients, dtype)
+        return _by_parts(gradients, rows, dtype)
     from torch.distributed.tensor import DTensor, distribute_tensor  # takes a second to import
 
     # bfloat16, in which they are divided by their norms, halves the messages and changes no result; float16 changes it
     sent_in = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
     shared = matrices[0].device_mesh, matrices[0].placements
     like = {"run_check": False, "shape": matrices[0].shape, "stride": matrices[0].stride()}
-    whole = [DTensor.from_local(rows.to(sent_in), *shared, **like).full_tensor() for rows in gradients]
-    return [distribute_tensor(x, *shared, src_data_rank=None).to_local() for x in orthogonalised(whole, dtype)]
+    whole = [DTensor.from_local(each.to(sent_in), *shared, **like).full_tensor() for each in gradients]
+    return [distribute_tensor(x, *shared, src_data_rank=None).to_local() for x in _by_parts(whole, rows, dtype)]
 
 
-def orthogonalised(matrices: list[Tensor], dtype: torch.dtype) -> Tensor:
+def _by_parts(matrices, rows, dtype):
+    parts = [orthogonalised(each, dtype) for each in zip(*(m.split(rows) for m in matrices))]
+    return torch.cat(parts, dim=1) if len(rows) > 1 else parts[0]
+
+
+def orthogonalised(matrices: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """`matrices` (rows, columns) with all singular values near 1, as a stack (n, rows, columns) in `dtype`.
 
     Five steps of Newton-Schulz. Source: K. Jordan, "Muon: An optimizer for hidden layers in neural networks".

@@ -53,11 +53,8 @@ def test_a_kernel_that_is_wrong_or_another_gets_no_turn(tmp_path, data, monkeypa
     sweep._refusal.cache_clear()
 
 
-def test_lengths_go_from_coarse_to_fine():
-    assert sweep.coarse_to_fine([320, 256, 384, 1024, 320, 512]) == [256, 512, 1024, 320, 384]
-
-
-def test_flex_is_measured_at_few_lengths(tmp_path, data):
-    # it is compiled for each
-    plan = sweep.comparisons(settings("sweep", tmp_path, data, lengths="256,320"), CPU)
-    assert [each.workload["T"] for each in plan if "flex" in each.names] == [256, 256]
+def test_lengths_go_from_coarse_to_fine_and_few_have_flex(tmp_path, data):
+    # which is compiled for each
+    plan = sweep.comparisons(settings("sweep", tmp_path, data, lengths="320,256,384,1024,320,512"), CPU)
+    assert list(dict.fromkeys(each.workload["T"] for each in plan)) == [256, 512, 1024, 320, 384]
+    assert {each.workload["T"] for each in plan if "flex" in each.names} == {256, 512, 1024}

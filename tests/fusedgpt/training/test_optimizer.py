@@ -70,8 +70,7 @@ OF_A_LLAMA = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_gate", "mlp.c_pro
     ("family", "other", "layers"), [({}, "transformer.wpe", OF_GPT2), (LLAMA, "transformer.wbe", OF_A_LLAMA)]
 )
 def test_muon_has_the_matrices_of_the_layers_and_adamw_all_else(family, other, layers):
-    # embeddings are 2-D as well: orthogonalised, rare tokens would move as far as frequent ones. Queries, keys and
-    # values are one matrix, also if keys and values have fewer heads
+    # embeddings are 2-D as well: orthogonalised, rare tokens would move as far as frequent ones
     model, optimizer = built(shape=SHAPE | family, weight_decay=0.3)
     names = {p: name for name, p in model.named_parameters()}
     decayed, rest, hidden = ([names[p] for p in group["params"]] for group in optimizer.param_groups)
@@ -82,19 +81,25 @@ def test_muon_has_the_matrices_of_the_layers_and_adamw_all_else(family, other, l
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0, 0.3]
 
 
-@pytest.mark.parametrize("matrix", ["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"])
+PARTS = {"attn.c_attn": [32, 32, 32], "attn.c_proj": [32], "mlp.c_fc": [128], "mlp.c_proj": [32]}
+
+
+@pytest.mark.parametrize(
+    ("family", "matrix", "rows"), [*(({}, *each) for each in PARTS.items()), (LLAMA, "attn.c_attn", [64, 32, 32])]
+)
 @pytest.mark.parametrize("limit", [0.0, 1.0])
-def test_two_steps_of_muon_are_those_of_its_formula(limit, matrix, device):
-    # in float64; clipping matters from the second step on, because the running mean weighs large gradients more
-    model, optimizer = built(device, weight_decay=0.2)
+def test_two_steps_of_muon_are_those_of_its_formula(limit, family, matrix, rows, device):
+    # in float64; clipping matters from the second step on, because the running mean weighs large gradients more.
+    # Queries, keys and values are orthogonalised apart, also where keys and values have fewer heads
+    model, optimizer = built(device, shape=SHAPE | family, weight_decay=0.2)
     p = model.transformer.h[1].get_parameter(f"{matrix}.weight")
     want, mean = p.detach().double(), torch.zeros_like(p, dtype=torch.float64)
     for seed, scale in ((1, 1.0), (2, 50.0)):
         norm = with_gradients(model, seed, scale)
         gradient = p.grad.double() / (max(1.0, norm.item() / limit) if limit else 1.0)
         mean = 0.95 * mean + 0.05 * gradient
-        step = orthogonalised(0.05 * gradient + 0.95 * mean)
-        want = want * (1 - 0.1 * 0.2) - 0.1 * 0.2 * math.sqrt(max(p.shape)) * step
+        step = torch.cat([orthogonalised(part) for part in (0.05 * gradient + 0.95 * mean).split(rows)])
+        want = want * (1 - 0.1 * 0.2) - 0.1 * 0.2 * math.sqrt(max(rows[0], p.size(1))) * step
         update_weights(optimizer, norm, limit)
         torch.testing.assert_close(p.detach().double(), want, rtol=0, atol=0.02 * step.abs().max().item())
         torch.testing.assert_close(optimizer.state[p]["momentum_buffer"].double(), mean)
@@ -107,10 +112,16 @@ def test_muon_is_pytorchs_to_the_bit(monkeypatch, n_embd, stack):
     model, optimizer = built(shape={**SHAPE, "n_embd": n_embd}, dtype=torch.bfloat16, weight_decay=0.2)
     other, _ = built(shape={**SHAPE, "n_embd": n_embd})
     pairs = [(p, q) for p, q in zip(model.transformer.h.parameters(), other.transformer.h.parameters()) if p.dim() == 2]
-    theirs = torch.optim.Muon([q for _, q in pairs], 0.1, 0.2, adjust_lr_fn="match_rms_adamw")
+    many = [
+        3 if q.size(0) == 3 * n_embd else 1 for _, q in pairs
+    ]  # queries, keys and values, for PyTorch three matrices
+    parts = [torch.nn.Parameter(part) for (_, q), n in zip(pairs, many) for part in q.detach().chunk(n)]
+    theirs = torch.optim.Muon(parts, 0.1, 0.2, adjust_lr_fn="match_rms_adamw")
     for seed in range(3):
         update_weights(optimizer, with_gradients(model, seed), 0.0)
         with_gradients(other, seed)
+        for part, gradient in zip(parts, (each for (_, q), n in zip(pairs, many) for each in q.grad.chunk(n))):
+            part.grad = gradient
         theirs.step()
         assert all(torch.equal(p, q) for p, q in pairs)
 
