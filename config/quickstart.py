@@ -4,7 +4,7 @@
 out_dir = "out-quickstart"
 dataset = "python_stdlib"
 
-eval_interval = 500
+eval_interval = 250
 eval_iters = 20
 log_interval = 100
 sample_interval = 500
