@@ -15,7 +15,7 @@ gradient_accumulation_steps = 1
 block_size = 128  # bytes of context
 
 # small, because in two minutes on a CPU many steps of a small model learn more than few steps of a large one; a
-# Qwen3, because with its rotary positions it learns faster than a GPT-2, and transformers opens it
+# Qwen3, because rotary positions gain much (docs/findings.md), and transformers opens it
 n_layer = 2
 n_head = 4
 n_embd = 128
@@ -25,7 +25,7 @@ mlp = "swiglu"
 n_inner = 344  # 3 matrices, with about as many parameters as 2 of 4 n_embd
 qk_norm = True
 
-optimizer = "muon"  # with rotary positions, what gains most at equal time (docs/findings.md)
+optimizer = "muon"  # like rotary positions, gains most by itself at equal time (docs/findings.md)
 learning_rate = 1e-2
 schedule = "wsd"
 min_lr = 0.0

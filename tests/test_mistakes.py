@@ -25,7 +25,7 @@ MISTAKES = [
     # how flags and files are written; tests/test_configurator.py has more
     ("train.py out_dir=out-x", "flags are written --name=value"),
     ("sample.py {run} --learning_rate=1e-3", "it is a setting of train.py"),
-    ("sample.py {run} --device=cpu --dtype=float32 --attention=cudnn", "GPUs only. Here --attention can be manual"),
+    ("sample.py {run} --start=a --device=cpu --attention=cudnn", "GPUs only. Here --attention can be manual"),
     ("sample.py {run} 'To be'", "such as --start='To be'"),
     ("train.py config", "config files are NAME.py"),
     ("train.py --init_from=Resume", "did you mean resume?"),
