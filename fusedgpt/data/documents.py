@@ -127,5 +127,8 @@ def mail(raw: bytes) -> str:
     message = email.message_from_bytes(raw, policy=email.policy.default)
     if (body := message.get_body(("plain", "html"))) is None:
         return ""
-    text = body.get_content()
+    try:
+        text = body.get_content()
+    except LookupError:  # its charset has a name that Python does not know, as unknown-8bit
+        text = body.get_payload(decode=True).decode(errors="replace")
     return plain(text.encode(), "html") if body.get_content_subtype() == "html" else text

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from fusedgpt.data.documents import CHUNK
 
-LONGEST_ROW = 2**25  # most characters of a line of a table, and of a cell of a CSV
+LONGEST_CELL = 2**25  # most characters of a cell of a CSV; without this, `csv` takes 131,072
 
 
 def rows(content: BinaryIO, kind: str, encoding: str, column: str) -> Iterator[Any]:
@@ -24,33 +24,26 @@ def rows(content: BinaryIO, kind: str, encoding: str, column: str) -> Iterator[A
         if kind == ".json":
             yield from _json(text.read())
         elif kind == ".jsonl":
-            yield from filter(str.strip, _lines(text))
+            yield from filter(str.strip, text)
         else:
             yield from _csv(text, tabs=kind == ".tsv")
 
 
-def _lines(text):
-    for line in iter(lambda: text.readline(LONGEST_ROW), ""):
-        if len(line) == LONGEST_ROW:
-            raise ValueError(f"a line has over {LONGEST_ROW:,} characters")
-        yield line
-
-
 def _csv(text, tabs):
     """The rows of a CSV by the names of its first line. Semicolons or tabs may separate cells, as Excel writes them."""
-    csv.field_size_limit(LONGEST_ROW)
+    csv.field_size_limit(LONGEST_CELL)
     if tabs:  # such a table has no quotation marks (IANA, text/tab-separated-values)
-        return csv.DictReader(_lines(text), delimiter="\t", quoting=csv.QUOTE_NONE)
-    first = next(lines := _lines(text), "")
-    return csv.DictReader(itertools.chain([first], lines), delimiter=max(",;\t", key=first.count), strict=True)
+        return csv.DictReader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
+    first = text.readline()
+    return csv.DictReader(itertools.chain([first], text), delimiter=max(",;\t", key=first.count), strict=True)
 
 
 def _json(text):
-    """The rows of a JSON array, of JSON lines, or one value."""
+    """The rows of a JSON array, of JSON lines, or one value, as lines."""
     if "}\n{" in text:
         return filter(str.strip, text.split("\n"))
     value = json.loads(text)
-    return value if isinstance(value, list) else [value]
+    return map(json.dumps, value if isinstance(value, list) else [value])
 
 
 def _parquet(file, column):
@@ -64,9 +57,12 @@ def _parquet(file, column):
 
 
 def text_of(row: Any, column: str) -> str:
-    """The text at the path `column` (messages.content) of a row, "" for a null. Raises ValueError if there is none."""
-    if isinstance(row, str):
-        row = json.loads(row)
+    """The text at the path `column` (messages.content) of a row, "" for a null. Raises ValueError if there is none.
+
+    A row of JSON that is one text has no columns.
+    """
+    if isinstance(row, str) and isinstance(row := json.loads(row), str):
+        return row
     if isinstance(row, dict) and None in row:
         raise ValueError("it has more cells than the first line")
     values = [*_values(row)]

@@ -69,6 +69,13 @@ def test_a_mail_is_its_text(tmp_path):
     assert read([tmp_path]) == ["Grüße aus Berlin\n", "Grüße aus Bonn\n", "mail 0\n", "mail 1\n"]
 
 
+def test_a_mail_whose_charset_has_no_known_name_is_read(tmp_path):
+    # it ended the mailbox
+    head = b"From a\nContent-Type: text/plain; charset="
+    (tmp_path / "a.mbox").write_bytes(head + b"unknown-8bit\n\nS\xfc\xdf\n\n" + head + b"utf-8\n\nzwei\n")
+    assert read([tmp_path]) == ["S\ufffd\ufffd\n", "zwei\n"]
+
+
 def test_a_pdf_is_the_text_of_its_pages(tmp_path):
     pytest.importorskip("pypdf")
     (tmp_path / "a.pdf").write_bytes(pdf(["page one", None, "page three"]))

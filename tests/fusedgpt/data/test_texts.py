@@ -91,6 +91,7 @@ PEOPLE_HAVE = {  # name: content, options, documents, what is said of what is le
     "null.jsonl": ('{"t": null}\n{"t": {"en": "a"}}', {"column": "t.en"}, ["a"], "1 rows without text"),
     "lists.jsonl": ('{"text": ["one", "two"]}', {}, ["one\ntwo"], ""),
     "lines.json": ('{"text": "a"}\n{"text": "b"}\n', {}, ["a", "b"], ""),
+    "texts.json": ('["one", "5", "null", ""]', {}, ["one", "5", "null"], "1 rows without text"),  # were parsed twice
     "nested.jsonl": ('{"t": {"en": "hello", "de": "hallo"}}', {"column": "t.en"}, ["hello"], ""),
     "dotted.jsonl": ('{"t.en": "hello"}', {"column": "t.en"}, ["hello"], ""),
     "chat.jsonl": ('{"m": [{"w": "a", "t": "Speak"}, {"w": "b", "t": "No"}]}', {"column": "m.t"}, ["Speak\nNo"], ""),
