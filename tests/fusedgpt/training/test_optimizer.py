@@ -90,7 +90,7 @@ PARTS = {"attn.c_attn": [32, 32, 32], "attn.c_proj": [32], "mlp.c_fc": [128], "m
 @pytest.mark.parametrize("limit", [0.0, 1.0])
 def test_two_steps_of_muon_are_those_of_its_formula(limit, family, matrix, rows, device):
     # in float64; clipping matters from the second step on, because the running mean weighs large gradients more.
-    # Queries, keys and values are orthogonalised apart, also where keys and values have fewer heads
+    # Queries, keys and values are matrices apart, also where keys have fewer heads: they moved as far as long queries
     model, optimizer = built(device, shape=SHAPE | family, weight_decay=0.2)
     p = model.transformer.h[1].get_parameter(f"{matrix}.weight")
     want, mean = p.detach().double(), torch.zeros_like(p, dtype=torch.float64)
@@ -98,10 +98,11 @@ def test_two_steps_of_muon_are_those_of_its_formula(limit, family, matrix, rows,
         norm = with_gradients(model, seed, scale)
         gradient = p.grad.double() / (max(1.0, norm.item() / limit) if limit else 1.0)
         mean = 0.95 * mean + 0.05 * gradient
-        step = torch.cat([orthogonalised(part) for part in (0.05 * gradient + 0.95 * mean).split(rows)])
-        want = want * (1 - 0.1 * 0.2) - 0.1 * 0.2 * math.sqrt(max(rows[0], p.size(1))) * step
+        parts = (0.05 * gradient + 0.95 * mean).split(rows)
+        step = torch.cat([math.sqrt(max(part.shape)) * orthogonalised(part) for part in parts])
+        want = want * (1 - 0.1 * 0.2) - 0.1 * 0.2 * step
         update_weights(optimizer, norm, limit)
-        torch.testing.assert_close(p.detach().double(), want, rtol=0, atol=0.02 * step.abs().max().item())
+        torch.testing.assert_close(p.detach().double(), want, rtol=0, atol=0.002 * step.abs().max().item())
         torch.testing.assert_close(optimizer.state[p]["momentum_buffer"].double(), mean)
 
 
@@ -112,9 +113,7 @@ def test_muon_is_pytorchs_to_the_bit(monkeypatch, n_embd, stack):
     model, optimizer = built(shape={**SHAPE, "n_embd": n_embd}, dtype=torch.bfloat16, weight_decay=0.2)
     other, _ = built(shape={**SHAPE, "n_embd": n_embd})
     pairs = [(p, q) for p, q in zip(model.transformer.h.parameters(), other.transformer.h.parameters()) if p.dim() == 2]
-    many = [
-        3 if q.size(0) == 3 * n_embd else 1 for _, q in pairs
-    ]  # queries, keys and values, for PyTorch three matrices
+    many = [3 if q.size(0) == 3 * n_embd else 1 for _, q in pairs]  # queries, keys and values
     parts = [torch.nn.Parameter(part) for (_, q), n in zip(pairs, many) for part in q.detach().chunk(n)]
     theirs = torch.optim.Muon(parts, 0.1, 0.2, adjust_lr_fn="match_rms_adamw")
     for seed in range(3):
