@@ -100,7 +100,7 @@ def run(s: Settings, device: torch.device) -> str:
     """
     if s.max_seconds is not None and not 0 < s.max_seconds < float("inf"):
         raise UserError(f"max_seconds={s.max_seconds} must be more than 0, and finite")
-    results = folder(s, device)
+    results = folder(s, device).absolute()  # steps run in the clone
     results.mkdir(parents=True, exist_ok=True)
     if s.rehearse:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -120,7 +120,7 @@ def run(s: Settings, device: torch.device) -> str:
 def _arguments(step, s, results):
     flags = [flag for flag in step.flags if not s.rehearse or flag.startswith("--only")]
     if s.nanogpt and step.kind == "peers":
-        flags.append(f"--nanogpt={s.nanogpt}")
+        flags.append(f"--nanogpt={pathlib.Path(s.nanogpt).absolute()}")
     if s.rehearse:
         flags += TINY[step.kind]
     return [f"--results={results}", *flags]

@@ -50,14 +50,14 @@ class InProcess:
 class Measurement:
     """Measures one comparison; `write` gets each line as soon as it is known.
 
-    start(name) -> the contender; it raises what is wrong. turn: seconds of a turn; 0 if contenders take none. many: how
-    many may be built at once.
+    start(name) -> the contender; it raises what is wrong. write(line) -> the line as it is in rows.jsonl. turn: seconds
+    of a turn; 0 if contenders take none. many: how many may be built at once.
     """
 
     comparison: Comparison
     result: Result
     start: Callable[[str], Contender | InProcess]
-    write: Callable[[dict], None]
+    write: Callable[[dict], dict]
     say: Callable[[str], None]
     device: torch.device
     turn: float
@@ -65,6 +65,7 @@ class Measurement:
     seconds: float
     end: float  # time.monotonic() after which no lap begins
     many: int = 1
+    stale: bool = False  # whether the baseline was measured at another commit
 
     def run(self) -> None:
         """Build and measure what is missing. Whatever happens, no contender is left running or stopped."""
@@ -90,8 +91,8 @@ class Measurement:
         known = [name for name in possible if name not in absent]
         if self.turn and not (known and self.result.precise(known, self.precision)):
             return possible
-        if self.turn and absent and base in known:
-            absent.append(base)
+        if self.turn and absent and base in known:  # other code of the baseline would drop its laps, and all ratios
+            return possible if self.stale else [*absent, base]
         return absent
 
     def _build(self, waiting):
@@ -137,8 +138,7 @@ class Measurement:
 
     def _note(self, name, line):
         line = {"workload": self.comparison.workload, "name": name, "baseline": self.comparison.baseline} | line
-        self.result.contenders[name] = line
-        self.write({"kind": "contender", **line})
+        self.result.add(self.write({"kind": "contender", **line}))
         said = "ready" if line["status"] == "measured" else f"{line['status']}: {line['reason']}"
         self.say(f"{', '.join(map(str, (*self.comparison.workload.values(), name)))}: {said}")
 

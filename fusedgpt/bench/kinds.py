@@ -117,6 +117,7 @@ def measure(name: str, args: list[str], s, device: torch.device, folder: pathlib
             if line["kind"] == "contender":
                 line |= of_all | ({"own_kernel": digest(line["name"])} if is_own(line["name"]) else {})
             lines.add(files.json_line(line))
+            return line
 
         for each in plan:
             if time.monotonic() >= end:
@@ -126,7 +127,11 @@ def measure(name: str, args: list[str], s, device: torch.device, folder: pathlib
             many = 1  # of a CPU's contenders each compiles on all cores; a GPU's share them
             if device.type == "cuda" and not kind.TOGETHER:
                 many = max(1, (os.cpu_count() or 1) // 2)
-            limits = (s.precision, s.seconds, end, many)
+            for contender, line in result.contenders.items():
+                if is_own(contender) and line.get("own_kernel") != digest(contender):
+                    line["status"] = "changed"  # and so it is measured again
+            stale = result.contenders.get(each.baseline, of_all)["commit"] != machine["commit"]
+            limits = (s.precision, s.seconds, end, many, stale)
             Measurement(each, result, start, write, print, device, kind.TURN, *limits).run()
 
 

@@ -53,6 +53,14 @@ class Result:
     contenders: dict[str, dict] = dataclasses.field(default_factory=dict)  # {name: its last line}
     laps: list[dict[str, float]] = dataclasses.field(default_factory=list)
 
+    def add(self, line: dict) -> None:
+        """Take over the line of a contender. Its laps do not count once it was measured with other code."""
+        before = self.contenders.get(line["name"])
+        if before and _code(before) != _code(line):
+            for lap in self.laps:
+                lap.pop(line["name"], None)
+        self.contenders[line["name"]] = line
+
     @property
     def measured(self) -> dict[str, dict]:
         """{name: line} of the contenders that were measured."""
@@ -99,10 +107,7 @@ def read(path: pathlib.Path) -> tuple[dict, list[dict]]:
 
 
 def results(lines: Iterable[dict]) -> list[Result]:
-    """The results of the lines of rows.jsonl, in the order in which comparisons began.
-
-    Laps of a contender do not count once it was measured with other code.
-    """
+    """The results of the lines of rows.jsonl, in the order in which comparisons began."""
     found = {}
     for line in lines:
         key = tuple(line["workload"].items())
@@ -110,12 +115,7 @@ def results(lines: Iterable[dict]) -> list[Result]:
             if key in found:
                 found[key].laps.append(dict(line["ms"]))
             continue
-        result = found.setdefault(key, Result(line["workload"], line["baseline"]))
-        before = result.contenders.get(line["name"])
-        if before and _code(before) != _code(line):
-            for lap in result.laps:
-                lap.pop(line["name"], None)
-        result.contenders[line["name"]] = line
+        found.setdefault(key, Result(line["workload"], line["baseline"])).add(line)
     return list(found.values())
 
 

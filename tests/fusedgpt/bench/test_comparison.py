@@ -50,7 +50,7 @@ def measure(monkeypatch):
             Comparison(result.workload, tuple(contenders), baseline),
             result,
             lambda name: contenders[name](),
-            lines.append,
+            lambda line: lines.append(line) or line,
             said.append,
             CPU,
             turn,
@@ -168,6 +168,19 @@ def test_only_what_is_absent_is_built_again_if_the_others_are_known(measure):
     result, _, _ = measure(found, seconds=1000.0)
     _, lines, _ = measure(found, result, seconds=1000.0)
     assert {line["name"] for line in lines if line["kind"] == "contender"} == {"a", "c"}
+    # after a commit, the new line of the baseline dropped its laps, and b had no ratio
+    _, lines, _ = measure(found, result, seconds=1000.0, stale=True)
+    assert {line["name"] for line in lines if line["kind"] == "contender"} == {"a", "b", "c"}
+
+
+def test_laps_of_other_code_tell_nothing_of_how_narrow_the_intervals_are(measure):
+    # 96 laps of the code before ended the laps of the new code, and the report had half of the precision asked for
+    both = {"a": lambda: Fake(1.0), "b": lambda: Fake(2.0)}
+    result, _, _ = measure(both, precision=-1.0)
+    for line in result.contenders.values():
+        line["commit"] = "the one before"
+    result, _, _ = measure(both, result, precision=-1.0)
+    assert sum("b" in lap for lap in result.laps) == comparison.LEAST < len(result.laps)
 
 
 def test_nothing_is_built_once_the_time_is_over(measure, monkeypatch):

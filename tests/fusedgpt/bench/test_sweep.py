@@ -1,5 +1,7 @@
 """The sweep: each kernel at each length, proven before it takes turns."""
 
+import re
+
 import pytest
 import torch
 
@@ -29,6 +31,18 @@ def test_kernels_to_a_report(tmp_path, data):
     text = (tmp_path / "results" / "sweep" / "report.md").read_text()
     assert "## 2x16, forward + backward" in text and "| tokens | manual | flash |" in text
     assert "Every kernel was compared with float64 first" in text and "flash: flash" in text
+
+
+def test_a_kernel_of_the_users_own_that_was_edited_is_measured_again(tmp_path, data):
+    # its old time stayed, or "parity failed" for ever
+    (tmp_path / "k.py").write_text("from fusedgpt.attention.functions import ATTENTION\nmine = ATTENTION['manual']\n")
+    asked = dict(attention=f"{tmp_path}/k.py:mine", only="manual,*mine", dtype="float32", lengths="32", precision=99.0)
+    run("sweep", tmp_path, data, **asked)
+    rows = tmp_path / "results" / "sweep" / "rows.jsonl"
+    rows.write_text(re.sub(r'"own_kernel": ?"\w+"', '"own_kernel": "before"', rows.read_text()))
+    found = run("sweep", tmp_path, data, **asked)
+    assert len(found) == 2 and all(f"{tmp_path}/k.py:mine" in each.measured for each in found)
+    assert "before" not in str([each.contenders for each in found])
 
 
 def test_what_is_measured_is_the_case_of_the_row(tmp_path, data, monkeypatch):
