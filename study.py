@@ -48,8 +48,7 @@ def main(args: list[str]) -> None:
     files_and_flags = itertools.chain(*separate(args))
     new, roots = plan_of(request, search.without_password(shlex.join(["python", "study.py", *files_and_flags])))
     with files.lock(folder, shared=bool(s.storage)) as lock:
-        with design.whole(folder):
-            plan = design.continued(new, folder, s.baseline)
+        plan = design.continued(new, folder, s.baseline)
         if not design.has_begun(folder):
             plan.diff = versions.save_diff(SCRIPTS, folder / "working-tree.diff")
         plan.save(folder)
@@ -123,13 +122,12 @@ def train(own: Runner, at_once: int) -> None:
 
 
 def conclude(folder: pathlib.Path) -> None:
-    """Report a study, and say its verdict. Raises UserError if no run has ended, or if a file is damaged."""
-    with design.whole(folder):
-        results = outcomes.read(folder)
-        if not any(o.row for o in results.outcomes):
-            raise UserError(f"no run of the study in {folder} has ended, or outcomes.jsonl is gone: nothing to report")
-        said = search.sentences(results) if results.design.kind == "search" else study_report.sentences(results)
-        paths = study_report.write(results, said)
+    """Report a study, and say its verdict. Raises UserError if no run has ended."""
+    results = outcomes.read(folder)
+    if not any(o.row for o in results.outcomes):
+        raise UserError(f"no run of the study in {folder} has ended, or outcomes.jsonl is gone: nothing to report")
+    said = search.sentences(results) if results.design.kind == "search" else study_report.sentences(results)
+    paths = study_report.write(results, said)
     print(study_report.markdown(results), "", *results.warnings(), *said, sep="\n")
     print(f"wrote {', '.join(map(str, paths))}")
 

@@ -4,9 +4,9 @@
 import json
 import pathlib
 
-# the rate of each variant: the best of a study of rates with another seed, if there is one (docs/findings.md)
+# the rate of each variant: the best of a study of rates with another seed, which has no --minutes (docs/findings.md)
 _file = pathlib.Path(f"out-rates/{dataset}-{n_layer}x{n_embd}/outcomes.jsonl")
-_rows = [json.loads(line) for line in _file.read_text("utf-8").splitlines()] if _file.exists() else []
+_rows = [json.loads(line) for line in _file.read_text("utf-8").splitlines()] if minutes and _file.exists() else []
 _ended = [(row["evals"]["val_bits_per_byte"][-1], row["variant"]) for row in _rows if row["status"] == "finished"]
 _rates = {}
 for _, _name in sorted(_ended):

@@ -10,7 +10,7 @@ import re
 import runpy
 from typing import Any, Literal
 
-from configurator import LENT, configure, separate
+from configurator import LENT, assigned, changed, configure, separate
 from fusedgpt.errors import UserError, shown
 from fusedgpt.settings import Settings, require_learning, validate
 
@@ -58,6 +58,7 @@ class Request:
     shared: Settings  # of all runs, except for what varies and the seed
     variants: dict[str, dict[str, Any]]  # {name: its settings}; one, {"config": {}}, if nothing varies
     seeds: list[int]
+    given: list[str]  # names of settings from config files and flags, also if they are defaults
 
 
 @dataclasses.dataclass
@@ -72,6 +73,7 @@ def read(args: list[str], description: str) -> Request:
     plain = [*files, *(flag for flag in flags if flag not in lists)]
     unused = SET_BY_THE_STUDY | {"variants": "a config file names variants"}
     both = dataclasses.asdict(configure(AllSettings(), plain, description, unused))
+    given = [name for name, _, _ in assigned(AllSettings(), plain, unused)]
     study = StudySettings(**{name: both[name] for name in OWN})
     shared = Settings(**{field.name: both[field.name] for field in dataclasses.fields(Settings)})
     _require_once([name for flag in flags for name in flag.removeprefix("--").partition("=")[0].split(",")])
@@ -89,8 +91,11 @@ def read(args: list[str], description: str) -> Request:
         changes = [axis[name] for axis, name in zip(axes, names)]
         variants[",".join(names) or "config"] = functools.reduce(operator.or_, changes, {})
     varied = {name: both[name] for changes in variants.values() for name in changes}
+    for name in [flag.removeprefix("--").partition("=")[0] for flag in flags if flag not in lists]:
+        if all(name in changes for changes in variants.values()):
+            raise UserError(f"--{name} would change nothing: each variant has a {name} of its own")
     # variants of a file may set different settings: each keeps the shared value of what only others set
-    request = Request(study, shared, {name: varied | changes for name, changes in variants.items()}, seeds)
+    request = Request(study, shared, {name: varied | changes for name, changes in variants.items()}, seeds, given)
     _check(request)
     _check_budget(request)
     request.variants = {name: completed(request, changes) for name, changes in request.variants.items()}
@@ -164,7 +169,7 @@ def value_of(name: str, text: str, shared: Settings) -> Any:
 
 
 def _named(file, shared):
-    """The variants that a config file names: {name: settings}, each value read as a flag's is."""
+    """The variants that a config file names: {name: settings}, each value read as another one of the file is."""
     found = {}
     variants = runpy.run_path(file, init_globals=LENT | dataclasses.asdict(shared)).get("variants", {})
     for name, changes in variants.items():
@@ -172,7 +177,8 @@ def _named(file, shared):
             raise UserError(f"{file}: variant {shown(name)} would have the folder of another: give it another name")
         for setting in changes:
             require_may_vary(setting)
-        found[safe(name)] = {setting: value_of(setting, str(value), shared) for setting, value in changes.items()}
+        settings = changed(shared, [(setting, value, file) for setting, value in changes.items()])
+        found[safe(name)] = {setting: getattr(settings, setting) for setting in changes}
     return found
 
 

@@ -1,11 +1,10 @@
 """study.json: what a study compares, fixed before its first run, and whether a new command line continues it."""
 
-import contextlib
 import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from fusedgpt.errors import UserError, shown
@@ -38,6 +37,7 @@ class Design:
     minutes: float | None = None  # of training steps that each run has
     threads: int | None = None  # CPU threads of each run; None: PyTorch's choice
     settled: dict[str, Any] | None = None  # what `auto` became in the first run
+    given: list[str] = dataclasses.field(default_factory=list)  # names of settings from config files and flags
     against: dict[str, Any] | None = None  # the other version: as it was named, and its commit
     times: dict[str, dict] = dataclasses.field(default_factory=dict)  # of a step, in turns; see step_time
     changes: list[str] = dataclasses.field(default_factory=list)  # of the plan, after the first run
@@ -61,7 +61,6 @@ def of(request: Request, kind: str, command: str, code: dict, data: dict[str, st
     names = dict.fromkeys(name for changes in variants.values() for name in changes)
     left_out = {*names, *OF_A_RUN, "minutes"} - {"init_from"}
     baseline = s.baseline or next(iter(variants))
-    require_variant(baseline, variants)
     return Design(
         command=command,
         kind=kind,
@@ -79,6 +78,7 @@ def of(request: Request, kind: str, command: str, code: dict, data: dict[str, st
         minutes=request.shared.minutes,
         threads=threads,
         space=(s.search or "").replace(" ", "") or None,
+        given=request.given,
     )
 
 
@@ -96,18 +96,6 @@ def load(folder: pathlib.Path) -> Design | None:
     return Design(**json.loads(path.read_text(encoding="utf-8")))
 
 
-@contextlib.contextmanager
-def whole(folder: pathlib.Path) -> Iterator[None]:
-    """Turn what a damaged file raises into a UserError."""
-    try:
-        yield
-    except UserError:
-        raise
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        what = f"study.json or outcomes.jsonl in {folder} is damaged, or another version's: {error!r}"
-        raise UserError(f"{what}. Take a whole copy, or another --study_dir") from error
-
-
 def continued(new: Design, folder: pathlib.Path, baseline: str | None = None) -> Design:
     """The design of a study in `folder` that `new` begins or continues, possibly with more variants and seeds.
 
@@ -115,6 +103,7 @@ def continued(new: Design, folder: pathlib.Path, baseline: str | None = None) ->
     line does not name stays, such as the `baseline`. Raises UserError if the folder has another study.
     """
     if not has_begun(folder):  # a study whose first run was refused leaves nothing to continue
+        require_variant(new.baseline, new.variants)
         return new
     earlier = load(folder)
     if earlier is None:

@@ -24,6 +24,7 @@ from fusedgpt.studies import outcomes
 from fusedgpt.studies.design import SETTLED, Design, require_unchanged
 from fusedgpt.studies.versions import data, digest
 
+DECIDE = ("dropout", "mask", "window", "dtype", "device")  # settings that decide which kernels can run
 POLL_S = 0.05  # seconds between looks at the running processes
 # sentences with which train.py ends, as far as a study acts on them
 DIVERGED = re.compile(r"no finite gradient|has diverged|weights are not finite")
@@ -48,13 +49,15 @@ def order(plan: Design) -> list[Job]:
 
 
 def settings_of(plan: Design, variant: str, seed: int, folder: pathlib.Path) -> dict[str, Any]:
-    """The settings of a run as flags of train.py: those that are not its defaults."""
-    defaults = dataclasses.asdict(Settings())
-    named = plan.settings | {name: value for name, value in (plan.settled or {}).items() if name not in plan.varied}
+    """The settings of a run as flags of train.py: those that are given, or not its defaults."""
+    defaults, own = dataclasses.asdict(Settings()), set(plan.varied)
+    if own.intersection(DECIDE):
+        own.add("attention")  # what a variant settles, another might not do
+    named = plan.settings | {name: value for name, value in (plan.settled or {}).items() if name not in own}
     named |= plan.variants[variant]
     if steps := plan.iterations(variant):
         named |= {"max_iters": steps, "lr_decay_iters": steps}
-    flags = {name: value for name, value in named.items() if name not in defaults or value != defaults[name]}
+    flags = {n: value for n, value in named.items() if n in plan.given or n not in defaults or value != defaults[n]}
     if named.get("wandb_log"):
         flags["wandb_run_name"] = f"{variant}/seed-{seed}"
     out_dir, start = outcomes.folder_of(folder, variant, seed), named.get("init_from", "scratch")

@@ -43,6 +43,12 @@ def test_a_config_file_names_variants(tmp_path):
         file.write_text(f"variants = dict({variants})")
         with pytest.raises(UserError, match=said):
             read(str(file))
+    file.write_text("variants = dict(a=dict(max_iters=1e3, lr_decay_iters=9), b=dict(max_iters=3))")
+    asked = read(str(file), "--beta2=0.95")
+    assert [each["max_iters"] for each in asked.variants.values()] == [1000, 3]  # as at the top of a file
+    assert asked.given == ["beta2"]
+    with pytest.raises(UserError, match="--max_iters would change nothing: each variant has"):
+        read(str(file), "--max_iters=8")
 
 
 def test_variants_evaluate_on_the_same_windows():

@@ -20,7 +20,7 @@ def begun(folder):
 
 
 def plan(seeds=(1, 2), variants=VARIANTS, code="abc", data="def", version="working tree", study=None, **shared):
-    request = Request(StudySettings(**study or {}), Settings(**shared), dict(variants), list(seeds))
+    request = Request(StudySettings(**study or {}), Settings(**shared), dict(variants), list(seeds), [])
     return design.of(request, "grid", "python study.py", {version: code}, {"text/train": data}, None)
 
 
@@ -47,6 +47,8 @@ def test_variants_that_are_added_leave_the_planned_ones_and_the_looks_alone(tmp_
     assert now.planned == ["learning_rate=0.002"] and now.baseline == "learning_rate=0.001"
     assert now.metric == "bits_per_byte" and now.looks == [2, 3] and list(now.variants) == [*VARIANTS, *ADDED]
     assert now.changes == ["the variant learning_rate=0.004 was added"]
+    # the baseline of the study is none of these
+    design.continued(plan(variants=ADDED, study=dict(baseline="learning_rate=0.002")), tmp_path, "learning_rate=0.002")
     again = design.continued(plan(), tmp_path)  # the same command changes nothing
     assert again.planned == ["learning_rate=0.002"] and again.changes == []
 

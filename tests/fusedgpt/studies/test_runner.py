@@ -22,7 +22,7 @@ RATES = {f"learning_rate={rate}": {"learning_rate": rate} for rate in (0.01, 0.1
 
 def plan(variants=RATES, seeds=(1, 2), threads=None, **shared):
     settings = Settings(**{"max_iters": 10, "eval_interval": 5, **shared})
-    one = design.of(Request(StudySettings(), settings, dict(variants), list(seeds)), "grid", "", {}, {}, threads)
+    one = design.of(Request(StudySettings(), settings, dict(variants), list(seeds), []), "grid", "", {}, {}, threads)
     del one.settings["dataset"]  # the fake train.py reads none
     return one
 
@@ -61,6 +61,12 @@ def test_auto_is_settled_by_the_first_run_alone_and_what_varies_is_not(tmp_path)
     asked = [each["settings"].get("dtype", "auto") for each in records]
     assert sorted(asked) == ["auto", "settled", "settled", "settled"]
     assert {each.row["ran"]["attention"] for (name, _), each in found.items() if name == "attention=flash"} == {"flash"}
+    # what variants can run differs: all with dropout failed because the first, without, had settled on flash
+    dropout = plan({f"dropout={p}": {"dropout": p} for p in (0.0, 0.1)})
+    dropout.settled, dropout.given = {"attention": "flash", "dtype": "float32"}, ["beta2"]
+    flags = runner.settings_of(dropout, "dropout=0.1", 1, tmp_path)
+    assert "attention" not in flags and flags["dtype"] == "float32"
+    assert flags["beta2"] == Settings.beta2  # given, so that another version's default does not count
     # this setting was dropped, so that each run began from scratch, without a word
     assert runner.settings_of(plan(init_from="hf"), "learning_rate=0.1", 1, tmp_path)["init_from"] == "hf"
 
