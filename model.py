@@ -255,7 +255,7 @@ class GPT(nn.Module):
         return torch.stack(found)
 
     def get_num_params(self, non_embedding: bool = True) -> int:
-        """The number of parameters. `non_embedding` leaves out wpe, and wte if it is not the output layer too."""
+        """The number of parameters. `non_embedding` leaves out embeddings that are only looked up."""
         n = sum(p.numel() for p in self.parameters())
         return n - self.config.looked_up if non_embedding else n
 

@@ -111,7 +111,8 @@ def average_weights(optimizer: Optimizer, decay: float) -> None:
         if TWIN not in state:  # after the first step
             state[TWIN] = p.detach().clone()
     averages = [distributed.local(state[TWIN]) for state in optimizer.state.values()]
-    get_ema_multi_avg_fn(decay)(averages, [distributed.local(p) for p in optimizer.state], None)
+    if averages:  # none if the first step was skipped on the host
+        get_ema_multi_avg_fn(decay)(averages, [distributed.local(p) for p in optimizer.state], None)
 
 
 def training_loop(run: Run) -> None:

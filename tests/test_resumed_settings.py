@@ -50,6 +50,22 @@ def test_a_resumed_run_takes_its_settings_from_the_checkpoint(tmp_path, data):
     assert "resuming with learning_rate=0.0001; it was 0.003" in said
 
 
+def test_a_flag_is_checked_beside_the_settings_of_its_run(done):
+    # a lower rate was refused, because of a min_lr that the run did not have
+    saved = checkpoint_of(done)
+    torch.save(saved | {"config": saved["config"] | dict(learning_rate=1e-4, min_lr=0.0)}, done / "ckpt.pt")
+    assert train.read_settings(again(done, "--learning_rate=5e-5")).min_lr == 0
+
+
+def test_averages_that_begin_when_a_run_goes_on_are_in_its_first_save(done, data, monkeypatch):
+    # a save before the first step had none, and no run could go on from it
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(train, "train_step", lambda *_: 1 / 0)
+        run(done, data, max_iters=12, init_from="resume", ema_decay=0.9, eval_iters=3)
+    run(done, data, max_iters=12, init_from="resume", ema_decay=0.9, eval_iters=3)
+    assert len(rows(done)) == 12
+
+
 def test_config_files_run_once_though_settings_come_from_a_checkpoint(tmp_path, data):
     # if `learning_rate *= 2` ran on the checkpoint's settings, every restart would double the learning rate
     (tmp_path / "config.py").write_text("learning_rate *= 2\nlr_decay_iters = max_iters + 7\n")

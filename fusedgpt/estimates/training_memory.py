@@ -128,11 +128,12 @@ def _moments(config, run, earlier):
         copies = [low * e * (L * block + embedding)] * 2
         if run.recompute == "block":  # a recomputed block casts its weights again
             copies[1] = low * e * (block + embedding)
+    looked_up = 4 * config.looked_up * (run.shards == 1)  # whose gradients come last
     twice = 4 * embedding * (1 if low else 2) * config.tie_embeddings  # in float32 the sum is a third tensor
     return (
         (earlier, activations, _logits(config, run), copies[0]),
         (earlier + 4 * embedding, activations + whole - kept + working, 0, copies[1]),
-        (gradients + reduced, whole + working, 0, root + gathered),
+        (gradients - looked_up + reduced, whole + working, 0, root + gathered),
         (gradients + twice, 0, 0, root),
     )
 
@@ -146,7 +147,8 @@ def _block(config, run, seen):
     (C, A, K, inside), e, eager = _widths(config), run.itemsize, not run.compile
     norms, wide = 2 - config.parallel_block, 2 + (1 + eager) * (config.mlp == "swiglu")
     rotated = (A + K) * (eager and (config.position == "rotary" or config.qk_norm))
-    heads = e * (2 * A + 2 * K + rotated) + (_norm(config, run) - 4 - e) * (A + K) * config.qk_norm
+    qk_norm = _norm(config, run) - 4 - e + 4 * (eager and e < 4)  # eager, a cast to float32 is kept
+    heads = e * (2 * A + 2 * K + rotated) + qk_norm * (A + K) * config.qk_norm
     linear = run.tokens(config) * (norms * _norm(config, run) * C + heads + e * wide * inside)
     return linear + 2 * _mask(config, run, run.itemsize) + _inner(config, run, seen)
 

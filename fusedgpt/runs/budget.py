@@ -50,8 +50,7 @@ def shorten(run: Any, cost: Cost) -> None:
     """
     s, done = run.s, run.state.iteration
     if s.schedule == "wsd" and s.decay_lr and run.due < math.inf:
-        n = max(2 * done, most_iterations(run.due - time.perf_counter(), cost, s, done))
-        n = run.ranks.broadcast(n)
+        n = run.ranks.broadcast(max(2 * done, most_iterations(run.due - time.perf_counter(), cost, s, done)))
         if TOO_LONG * (n - done) < s.max_iters - done:
             _end_at(run, n, cost, "steps have become slower: ")
             run.logger.shorten(n)
@@ -60,7 +59,9 @@ def shorten(run: Any, cost: Cost) -> None:
 def _end_at(run, n, cost, why):
     run.s = dataclasses.replace(run.s, **dict.fromkeys(SETTLED, n))
     run.record["settings"] |= dict.fromkeys(SETTLED, n)
-    run.logger.say(f"{why}minutes={run.s.minutes:g}: {cost.parts(run.state.iteration, run.s)}; max_iters={n}")
+    said = f"{why}minutes={run.s.minutes:g}: {cost.parts(run.state.iteration, run.s)}; max_iters={n}"
+    never = f", all in the warm-up: lower warmup_iters={run.s.warmup_iters}"
+    run.logger.say(said + never * (run.s.decay_lr and n <= run.s.warmup_iters))
 
 
 def most_iterations(seconds: float, cost: Cost, s: Settings, done: int = 0) -> int:
@@ -101,9 +102,12 @@ def _measured(run, step, seconds):
     run.losses(few)
     evaluation_s = (time.perf_counter() - began) * batches(windows) / max(1, batches(few))
     began = time.perf_counter()
+    if run.scorer:
+        run.scorer.scores(run.stopped_by)
+    scored = time.perf_counter()
     with contextlib.suppress(UserError):  # a few steps may be enough to diverge, and then there is no sample
         run.draw_samples()
-    return Cost.of(step_ms, evaluation_s, time.perf_counter() - began)
+    return Cost.of(step_ms, evaluation_s + scored - began, time.perf_counter() - scored)
 
 
 def _step_ms(run, step, seconds):

@@ -102,8 +102,6 @@ def _checked(state):
     state["model"] = {name: w for name, w in model.items() if not name.endswith((".attn.bias", ".attn.masked_bias"))}
     for name, w in state["model"].items():
         _require(isinstance(w, torch.Tensor) and w.dtype == torch.float32, f"the weight {name} is not float32")
-    for n in (state["iter_num"], state["best_iter"] or 0):
-        _require(type(n) is int and n >= 0, "its iterations are not whole numbers of 0 or more")
     if "shards" in state:
         folder, files = state["shards"]["folder"], state["shards"]["files"]
         _require(folder == os.path.basename(folder) != "..", "its shards are not beside it")

@@ -14,7 +14,7 @@ from fusedgpt import terminal
 from fusedgpt.errors import first_line
 from fusedgpt.machine.files import Lines, Lock, atomic, json_line
 from fusedgpt.runs import report_page, run_folder, tracker
-from fusedgpt.runs.metrics import TRAIN, read_metrics, record_of
+from fusedgpt.runs.metrics import TRAIN, number, read_metrics, record_of
 from fusedgpt.terminal import in_words
 
 NOT_TRACKED = "NOT LOGGED to wandb"
@@ -41,11 +41,11 @@ class Logger:
         self.facts = ""  # at the end of the bar
         self.report_due = 0.0  # when report.html may be written again
 
-    def open(self, out_dir: pathlib.Path, start: int, record: dict, lock: Lock) -> None:
+    def open(self, out_dir: pathlib.Path, start: int, record: dict, lock: Lock, lowest: float) -> None:
         """Open metrics.jsonl, run.json, wandb and the bar at iteration `start`. `lock` is the lock of `out_dir`.
 
-        A resumed run drops the metrics that it will log again. A new run moves an earlier run aside. Raises UserError
-        if the folder cannot be written.
+        A resumed run drops the metrics that it will log again. lowest: its best validation loss; those below are of
+        another text or mask. A new run moves an earlier run aside. Raises UserError if the folder cannot be written.
         """
         lock.check()
         self.out_dir, self.record, self.lock, s, before = out_dir, record, lock, record["settings"], {}
@@ -58,7 +58,7 @@ class Logger:
                 record = self.record = before
         else:
             run_folder.set_aside(out_dir, self.say)
-        self.evaluations = [row for row in rows if row["kind"] == "eval"]
+        self.evaluations = [row for row in rows if row["kind"] == "eval" and number(row["val_loss"]) >= lowest]
         if s["wandb_log"]:
             self._attempt(NOT_TRACKED, self._begin_tracking, before.get("wandb_id"))
         with atomic(path, "w") as file:

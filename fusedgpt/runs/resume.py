@@ -36,10 +36,10 @@ def where_to_start(s: Settings) -> Settings:
 def earlier_config(s: Settings) -> tuple[dict[str, Any], str] | None:
     """The settings of the run that `s` resumes, without those in NOT_RESUMED, and the file that has them.
 
-    None if `s` starts a new run. Raises UserError if `s` is invalid, or no checkpoint can be read.
+    None if `s` starts a new run. Raises UserError if that is invalid, or no checkpoint can be read.
     """
-    validate(s)
     if where_to_start(s).init_from != "resume":
+        validate(s)  # a resumed run has its own settings beside these: they are checked together
         return None
     saved, path = run_folder.load_latest(s.out_dir, say=lambda line: None, verify=False)
     return {name: value for name, value in saved["config"].items() if name not in NOT_RESUMED}, str(path)
@@ -168,6 +168,9 @@ def restore(saved: dict, s: Settings, state: Any, meta: dict, say: Say) -> None:
     if not s.ema_decay:
         for each in state.optimizer.state.values():
             each.pop(TWIN, None)
+    elif not saved["config"].get("ema_decay"):
+        for p, each in state.optimizer.state.items():
+            each[TWIN] = p.detach().clone()  # now, and not after the first step: a save may come before it
     was = {"mask": "causal", "eval_iters": s.eval_iters, "batch_size": s.batch_size, **saved["config"]}
     same = was["eval_iters"] * was["batch_size"] == s.eval_iters * s.batch_size and was["mask"] == s.mask
     same = same and dataset.same_text(meta, saved.get("meta") or {}, "val")

@@ -90,7 +90,8 @@ class Run:
     def open_log(self) -> None:
         """Write run.json and open metrics.jsonl, once all settings are settled; see Logger.open."""
         if self.ranks.main:
-            self.logger.open(self.checkpoints.out_dir, self.state.iteration, self.record, self.checkpoints.lock)
+            folder = self.checkpoints
+            self.logger.open(folder.out_dir, self.state.iteration, self.record, folder.lock, folder.best[0])
         if self.trace:
             self.trace.replace(self.checkpoints.out_dir / "trace.json")
 

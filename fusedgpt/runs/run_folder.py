@@ -91,8 +91,6 @@ def _first_whole(out_dir, path, say, **how):
             saved = checkpoint.load(other, **how)
             say(f"{path} is damaged or gone. Taking {other}, of iteration {saved['iter_num']}, instead")
             return saved, other
-    if is_transformers(out_dir):
-        raise UserError(f"{out_dir} is a model in Hugging Face's format: name it with --init_from={out_dir}")
     return checkpoint.load(path, **how), path  # raises the reason
 
 

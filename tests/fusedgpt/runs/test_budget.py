@@ -4,6 +4,9 @@ import contextlib
 import io
 import json
 import os
+import sys
+import time
+import types
 from unittest import mock
 
 import pytest
@@ -154,6 +157,17 @@ def test_steps_evaluations_and_samples_fill_the_minutes(tmp_path, data, every):
     assert takes(n) <= 60 < takes(n + 1)
 
 
+def test_scoring_takes_of_the_minutes(tmp_path, data, monkeypatch):
+    # a run of 4.8 seconds took 18
+    scorer, costs = types.SimpleNamespace(scores=lambda _: time.sleep(0.3) or {"x": 1.0}), []
+    harness = types.SimpleNamespace(Scorer=lambda *_: scorer)
+    monkeypatch.setitem(sys.modules, "fusedgpt.interchange.harness", harness)
+    monkeypatch.setattr(budget, "LONGEST_S", 0.05)
+    monkeypatch.setattr(budget, "most_iterations", lambda left, cost, *_: costs.append(cost) or 1)
+    run(tmp_path, data, minutes=60.0, eval_tasks="slow")
+    assert costs[0].evaluation > 0.3
+
+
 def test_a_flag_of_max_iters_overrides_the_minutes_of_a_config_file(tmp_path):
     # a run of --max_iters=60 would have made as many iterations as its config file's minutes allow
     pytest.importorskip("tyro")
@@ -167,4 +181,4 @@ def test_minutes_that_are_over_before_the_first_step_leave_one(tmp_path, data, c
     run(tmp_path, data, minutes=1e-6)
     assert len(rows(tmp_path)) == 1
     said = capsys.readouterr().out
-    assert "minutes=1e-06: 1 step of" in said and "; max_iters=1\n" in said
+    assert "minutes=1e-06: 1 step of" in said and "; max_iters=1, all in the warm-up: lower warmup_iters=" in said

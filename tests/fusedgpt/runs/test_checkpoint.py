@@ -45,7 +45,6 @@ def test_a_notebook_opens_a_model_of_another_family_as_it_is_or_not_at_all(tmp_p
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"iter_num": -1}, "iterations are not whole numbers"),
         ({"model": {"w": torch.zeros(2, dtype=torch.float64)}}, "weight w is not float32"),
         ({"model": None}, "is damaged or no checkpoint"),
     ],

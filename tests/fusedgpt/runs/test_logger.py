@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import math
 import os
 import re
 import select
@@ -19,7 +20,7 @@ def opened(out_dir):
     """A logger with the folder of a new run."""
     out_dir.mkdir(exist_ok=True)
     log = logger.Logger(main=True)
-    log.open(out_dir, 0, {"settings": dataclasses.asdict(Settings())}, lock(out_dir))
+    log.open(out_dir, 0, {"settings": dataclasses.asdict(Settings())}, lock(out_dir), math.inf)
     return log
 
 
@@ -52,6 +53,15 @@ def test_a_disk_that_refuses_lines_is_said_once_and_tried_again(tmp_path, monkey
     said = capsys.readouterr().out
     assert said.count("NOT WRITTEN") == 1 and "No space left on device; lines wait in memory" in said
     assert len(rows(tmp_path, "eval")) == 3
+
+
+def test_a_resumed_run_forgets_losses_below_its_best(tmp_path):
+    # they are of another text or mask, and patience ended a run that was improving
+    log = opened(tmp_path)
+    for n, loss in enumerate((1.5, 2.0, 1.8)):
+        log.evaluation({"iter": n, "train_loss": 1.0, "val_loss": loss})
+    log.open(tmp_path, 3, {"settings": dataclasses.asdict(Settings(init_from="resume"))}, log.lock, 1.8)
+    assert [row["val_loss"] for row in log.evaluations] == [2.0, 1.8]
 
 
 def test_the_page_takes_its_share_of_the_time(tmp_path, monkeypatch):
