@@ -61,7 +61,7 @@ $(OTHERS)/.installed: $(VENV)/.installed
 	$(PIP) --no-deps --upgrade --target $(OTHERS)/transformers_4 transformers==4.57.1 tokenizers==0.22.1 huggingface_hub==0.36.2
 	touch $@
 
-# The tests of make test, and those marked slow: kills, full disks, fuzzing, mutants, the commands of the docs.
+# The tests of make test, and those marked slow: kills, full disks, mutants, the commands of the docs.
 # FAULTS_SEED=7 draws other random numbers
 test-slow: export TRANSFORMERS_4 := $(OTHERS)/transformers_4
 test-slow: setup other-programs
