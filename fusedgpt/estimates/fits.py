@@ -1,4 +1,4 @@
-"""Whether a run fits into memory, from formulas, before anything is built."""
+"""Whether a run fits into memory, from formulas, before a new model is built."""
 
 import dataclasses
 from collections.abc import Callable
