@@ -140,7 +140,8 @@ def _assignments(file, settings):
         raise
     except BaseException as error:  # also exit(), which would end the script with status 0
         raise UserError(f"config file {file} fails: {type(error).__name__}: {first_line(error)}") from error
-    found = {name: v for name, v in names.items() if not (callable(v) or isinstance(v, types.ModuleType))}
+    own = {name for name, v in names.items() if callable(v) or isinstance(v, types.ModuleType)} - vars(settings).keys()
+    found = {name: v for name, v in names.items() if name not in own}
     return {name: v for name, v in found.items() if not name.startswith("_")}
 
 

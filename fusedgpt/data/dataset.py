@@ -62,7 +62,9 @@ def read_meta(folder: str | pathlib.Path, vocab_size: int | None = None) -> dict
 def meta_of_checkpoint(root: pathlib.Path, saved: dict) -> dict:
     """The meta of the data that a checkpoint was trained on. nanoGPT's only name a data set, whose folder is read."""
     if saved.get("meta") is None:
-        return read_meta(find_folder(root, saved["config"].get("dataset", "openwebtext")))
+        meta = read_meta(folder := find_folder(root, saved["config"].get("dataset", "openwebtext")))
+        check_fit(meta, saved["model_args"]["vocab_size"], f"{folder}", "put the meta.pkl of its data there")
+        return meta
     return _checked(saved["meta"])
 
 
@@ -149,8 +151,6 @@ def _checked(meta):
     end_of_text(meta)
     if meta.get("tokenizer") != "unknown":  # unknown ids can be trained on
         Tokenizer(meta)
-    if meta.get("dtype", "uint16") not in ("uint16", "uint32"):
-        raise UserError(f"dtype={shown(meta['dtype'])} must be uint16 or uint32")
     return meta
 
 

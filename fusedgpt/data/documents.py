@@ -23,7 +23,6 @@ READ_AS = {"iso8859-1": "cp1252", "ascii": "cp1252", "gb2312": "gb18030", "shift
 GUESSED = ["cp1252", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1254", "cp1255", "cp1256", "cp874"]
 GUESSED += ["gb18030", "big5", "cp932", "euc_jp", "cp949"]
 CLOSE = 0.1  # if charset-normalizer's marks for two encodings are closer, neither is sure
-LARGEST = 2**28  # most bytes of a document
 MOST_SECONDS, MOST_MEMORY = 120, "2g"  # of pandoc for one document
 
 
@@ -39,16 +38,15 @@ def unpacked(path: pathlib.Path) -> BinaryIO:
     if suffix != ".zip":
         return open(path, "rb")
     with zipfile.ZipFile(path) as archive:
+        return archive.open(name_in_zip(path))  # which outlives the archive
+
+
+def name_in_zip(path: pathlib.Path) -> str:
+    """The name of the only file in a .zip. Raises UserError if there are more."""
+    with zipfile.ZipFile(path) as archive:
         if len(names := [each for each in archive.namelist() if not each.endswith("/")]) != 1:
             raise UserError(f"{path} has {len(names)} files: unpack it and name the folder")
-        return archive.open(names[0])  # which outlives the archive
-
-
-def whole(file: BinaryIO) -> BinaryIO:
-    """A file's content in memory. Raises ValueError if it is larger than LARGEST, as small packed files may become."""
-    if len(raw := file.read(LARGEST + 1)) > LARGEST:
-        raise ValueError(f"it has more than {LARGEST:,} bytes: save its parts as files of their own")
-    return io.BytesIO(raw)
+    return names[0]
 
 
 def encoding_of(path: pathlib.Path, given: str, say: Callable[[str], None]) -> str:
@@ -127,8 +125,9 @@ def mail(raw: bytes) -> str:
     message = email.message_from_bytes(raw, policy=email.policy.default)
     if (body := message.get_body(("plain", "html"))) is None:
         return ""
+    raw, name = body.get_payload(decode=True), body.get_content_charset("ascii")
     try:
-        text = body.get_content()
-    except LookupError:  # its charset has a name that Python does not know, as unknown-8bit
-        text = body.get_payload(decode=True).decode(errors="replace")
+        text = raw.decode("utf-8" if (name := codecs.lookup(name).name) == "ascii" else READ_AS.get(name, name))
+    except (LookupError, ValueError):  # its charset is unknown, as unknown-8bit, or another than it says
+        text = raw.decode("cp1252", "replace")
     return plain(text.encode(), "html") if body.get_content_subtype() == "html" else text

@@ -66,7 +66,8 @@ def prepare(corpus, tokenizer: str, out_dir: pathlib.Path, split: Callable, frac
     """
     work = out_dir / ".prepare"
     with lock(work):
-        job = json.dumps([corpus.source, corpus.key, tokenizer])
+        changed = os.path.isfile(tokenizer) and os.stat(tokenizer).st_mtime_ns
+        job = json.dumps([corpus.source, corpus.key, tokenizer, changed])
         folder = work / hashlib.sha256(job.encode()).hexdigest()[:16]  # one for each job
         if not (folder / "meta.json").exists():
             meta = made(tokenizer, corpus)

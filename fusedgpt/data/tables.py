@@ -57,17 +57,17 @@ def _parquet(file, column):
 
 
 def text_of(row: Any, column: str) -> str:
-    """The text at the path `column` (messages.content) of a row, "" for a null. Raises ValueError if there is none.
-
-    A row of JSON that is one text has no columns.
-    """
+    """The text at the path `column` (messages.content) of a row, "" for a null. Raises ValueError if there is none."""
     if isinstance(row, str) and isinstance(row := json.loads(row), str):
-        return row
+        return row  # a text alone has no columns
     if isinstance(row, dict) and None in row:
         raise ValueError("it has more cells than the first line")
+    if isinstance(row, dict) and isinstance(row.get(column), str):
+        return row[column]  # whatever is beside it, as in a column text.lang
     values = [*_values(row)]
+    below = any(isinstance(value, str) and path.startswith(f"{column}.") for path, value in values)
     found = [value for path, value in values if path == column or (value is None and column.startswith(f"{path}."))]
-    if found and all(isinstance(value, str | None) for value in found):
+    if found and not below and all(isinstance(value, str | None) for value in found):
         return "\n".join(value or "" for value in found)
     what, lengths = f"it has no text at {column!r}", collections.Counter()
     for path, value in values:

@@ -14,10 +14,11 @@ import io
 import mailbox
 import os
 import pathlib
+import zipfile
 from collections.abc import Iterator, Sequence
 
 from fusedgpt.data import documents, tables
-from fusedgpt.data.tokenizer import fails_as
+from fusedgpt.data.tokenizer import END_OF_TEXT, fails_as
 from fusedgpt.errors import UserError, first_line
 
 TEXTS = (".txt", ".text", ".md", ".markdown", ".rst", ".org", ".py")
@@ -31,7 +32,11 @@ KINDS = (*TEXTS, *TABLES, *WHOLE, ".mbox")
 
 
 def kind_of(path: pathlib.Path) -> str:
-    """The suffix of a file's name, in small letters, without one of documents.PACKED."""
+    """The suffix of a file's name, or of the name in a .zip, in small letters, without one of documents.PACKED."""
+    if path.suffix.lower() == ".zip":
+        with contextlib.suppress(OSError, UserError, zipfile.BadZipFile):  # said when it is read
+            if inside := pathlib.PurePath(documents.name_in_zip(path)).suffix:
+                return inside.lower()
     if path.suffix.lower() in documents.PACKED:
         path = path.with_suffix("")
     return path.suffix.lower()
@@ -93,6 +98,8 @@ class Files:
         last = True
         try:
             for text, last in self._read(path, kind_of(path)):
+                if END_OF_TEXT in text:
+                    self.say(f"{path} has {END_OF_TEXT} in it, which ends no document there: make a table of its texts")
                 yield _clean(text), last
         except Exception as error:  # pyarrow, lzma, csv, json, email and pypdf each have their own types
             what = f"cannot read {path} ({type(error).__name__}: {first_line(error)}): is its suffix right?"
@@ -115,7 +122,7 @@ class Files:
             return
         with documents.unpacked(path) as content:
             if kind in WHOLE or (kind == ".parquet" and path.suffix.lower() != kind):
-                content = documents.whole(content)
+                content = io.BytesIO(content.read())
             if kind in TABLES:
                 yield from self._rows(path, content, kind)
             elif kind not in WHOLE:

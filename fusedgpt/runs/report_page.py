@@ -58,7 +58,7 @@ def headline(runs: list[LoggedRun], loss: str) -> str:
         if np.isfinite(run.eval[column][-1:]).sum():
             ends[name] = f"{run.eval[column][-1]:.4f}", f"{run.eval['iter'][-1]:,.0f}"
     if len(ends) < 2:
-        return "Fewer than two of these runs have been evaluated."
+        return "Fewer than two of these runs end with a loss that is finite."
     lowest = min((end for end, _ in ends.values()), key=float)
     best = [name for name, (end, _) in ends.items() if end == lowest]
     said = f"{' and '.join(best)} end{'s' * (len(best) == 1)} lowest, at {lowest} {unit}."

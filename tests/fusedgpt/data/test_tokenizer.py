@@ -81,23 +81,9 @@ def test_the_ids_of_texts_that_are_encoded_together_are_those_of_each(kind, more
     assert len(ids) == ends[-1]
 
 
-def test_a_faster_pattern_has_the_same_ids():
-    meta_of("gpt2")
-    theirs, ours = tokenizer.tiktoken_bpe("gpt2"), tokenizer._bpe_of_thread("gpt2", 0)
-    assert theirs._pat_str == tokenizer.GPT2S_PATTERN, "tiktoken has changed it: preparing is slower than it could be"
+def test_an_id_that_only_pads_has_no_text():
     padded = Tokenizer(GPT2 | {"vocab_size": 50304})  # T15: the first id without text that was drawn ended sampling
     assert padded.decode([0, 50303]).decode() == "!\ufffd"
-    for text in texts_that_meet_all_alternatives():
-        assert ours.encode_ordinary(text) == theirs.encode_ordinary(text)
-
-
-def texts_that_meet_all_alternatives():
-    """Random texts of letters, digits, marks, blanks and contractions, also of other scripts and cases."""
-    characters = "aZſé漢ab1½٣_'’!/.,\u0301🙂 \t\n\r\u00a0\u3000\u0085"
-    parts = [*characters, "'s", "'LL", "'ve ", "  ", "\n\n", "123", " a"]
-    for seed in range(200):
-        yield "".join(np.random.default_rng(seed).choice(parts, 300))
-    yield from ("", " " * 999, "\n" * 999 + "a", "a" * 999 + "1" * 999, TEXT)
 
 
 def test_what_a_prompt_cannot_have_is_named():
@@ -121,8 +107,6 @@ def test_missing_bpe_files_are_one_sentence(monkeypatch):
     [
         ([], "vocab_size=None must be a whole number"),
         ({"tokenizer": "char", "vocab_size": 2, "itos": ["a"]}, "itos must be a list of 2 characters"),
-        ({"tokenizer": "char", "vocab_size": 2, "itos": ["a", 5]}, "characters or null, got .*5"),
-        ({"tokenizer": "byte", "vocab_size": 10**30}, "vocab_size=1000.* must be a whole number from 1"),
         ({"tokenizer": ["char"], "vocab_size": 5}, "tokenizer .* is unknown: it can be .*'?o200k_base"),
         ({"tokenizer": "byte", "vocab_size": 257, "end_of_text": 257}, "end_of_text=257 must be an id below 257"),
     ],

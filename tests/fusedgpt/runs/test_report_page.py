@@ -181,7 +181,7 @@ def test_equal_ends_are_not_ranked(tmp_path):
         ((a, b), "a and b end lowest, at 2.0000 nats per token."),
         ((a, b, some_run(tmp_path / "c", 2.5)), "a and b end lowest, at 2.0000 nats per token."),
         ((a, b, never), "a and b end lowest, at 2.0000 nats per token."),
-        ((a, never), "Fewer than two of these runs have been evaluated."),
+        ((a, never), "Fewer than two of these runs end with a loss that is finite."),
         (
             (a, short),
             "short ends lowest, at 1.5000 nats per token. But they were last evaluated after 40 and 10 iterations.",
