@@ -44,6 +44,8 @@ def test_a_step_that_takes_twice_as_long_is_found_and_who_cannot_train_is_not_ti
     assert [each.get("times") for each in measure(rates).values()] == [None, 1.0, 2.0, 2.0]
     pids = [int(path.read_text()) for path in tmp_path.glob("study/turns/*/pid")]
     assert len(pids) == 4 and all(map(is_gone, pids))  # two and two; none is left stopped or running
+    schedules = plan({"wsd": {"schedule": "wsd"}, "long": {"warmup_iters": 99}})
+    assert step_time._work(schedules, {}, "wsd") == step_time._work(schedules, {}, "long")  # took turns, 12 % apart
     assert step_time._work(one, {"n_layer=1": "a"}, "n_layer=1") != step_time._work(one, {}, "n_layer=1")
     one.times = {"n_layer=1": {"ms": 100.0}}  # a variant that is added has the baseline's time
     assert measure(one, ["n_layer=2"])["n_layer=2"]["ms"] == 200
