@@ -69,9 +69,9 @@ def text_of(row: Any, column: str) -> str:
     found = [value for path, value in values if path == column or (value is None and column.startswith(f"{path}."))]
     if found and not below and all(isinstance(value, str | None) for value in found):
         return "\n".join(value or "" for value in found)
-    what, lengths = f"it has no text at {column!r}", collections.Counter()
+    what, lengths = f"it has no text at {column!r}" + " alone, but below it too" * below, collections.Counter()
     for path, value in values:
-        if isinstance(value, str):
+        if isinstance(value, str) and path != column:
             lengths[path] += len(value)
     if lengths:
         what += f": name another column, as in --text_column={shlex.quote(max(lengths, key=lengths.get))}"

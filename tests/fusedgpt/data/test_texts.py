@@ -130,6 +130,7 @@ REFUSED = [
     ("a.jsonl", b'{"text": ["a", 5]}', "row 1 of {} cannot be read: it has no text at 'text'"),
     ("a.jsonl", b'{"id": 12345, "word": "a", "t": {"en": "abc"}}', "name another column, as in --text_column=t.en"),
     ("a.json", b'{"type": "chat", "m": [{"t": "abc"}, {"t": "de"}]}', "name another column, as in --text_column=m.t"),
+    ("a.json", b'{"text": ["a", {"t": "b"}]}', "at 'text' alone, but below it too: name another column, as in"),
     ("a.json", b'[{"text": "a"}, {"te', "cannot read {} (JSONDecodeError: Unterminated string"),
     ("a.csv", b"id,words\n1,two", "it has no text at 'text': name another column, as in --text_column=words"),
     ("a.csv", b"id,text\n1,one, two", "row 1 of {} cannot be read: it has more cells than"),  # it was "one"
