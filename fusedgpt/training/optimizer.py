@@ -174,9 +174,9 @@ def _updates(matrices, gradients, rows, dtype):
 
 
 def _by_parts(matrices, rows, dtype):
-    sizes = [math.sqrt(max(n, matrices[0].size(1))) for n in rows]  # the rate of a step is for the first
-    parts = zip(*(m.split(rows) for m in matrices))
-    updates = [orthogonalised(part, dtype).mul_(size / sizes[0]) for part, size in zip(parts, sizes)]
+    updates = [orthogonalised(each, dtype) for each in zip(*(m.split(rows) for m in matrices))]
+    for update, n in zip(updates[1:], rows[1:]):  # the rate of a step is for the size of the first
+        update *= math.sqrt(max(n, update.size(2)) / max(rows[0], update.size(2)))
     return torch.cat(updates, dim=1) if len(rows) > 1 else updates[0]
 
 
