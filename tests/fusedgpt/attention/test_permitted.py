@@ -42,6 +42,7 @@ def test_permitted_on_a_cpu(name, deterministic):
     one_token = replace(TRAINING, shape=(1, 2, 1, 32), keys=64, backward=False)  # generation
     for case in (replace(TRAINING, dropout=0.0 if name == "flash" else 0.1), PACKED, SHARED, one_token):
         permitted.require(name, case)
+        assert permitted.refusal(name, case) is None  # which auto asks
 
 
 def full(q, k, v, dropout_p=0.0):

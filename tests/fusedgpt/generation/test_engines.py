@@ -43,7 +43,7 @@ def engine_of(net, prefill, one):
     return engines.Engine(engines.converted(net, CPU, prefill), engines.converted(net, CPU, one), (prefill, one), "")
 
 
-def require_ties(net, prompt, got, want, allowed):
+def assert_ties(net, prompt, got, want, allowed):
     """The first ids that differ in each row of `got` and `want` must be a tie in the float32 `net`, but for rounding.
 
     allowed: the largest gap between their logits, as a share of the largest logit.
@@ -71,7 +71,7 @@ def test_two_dtypes_say_what_float32_says(trained, attention, one):
     want = greedy(trained, prompts(), 100)
     trained.use_attention(attention)
     got = greedy(engine_of(trained, torch.bfloat16, one), prompts(), 100)
-    require_ties(trained, prompts(), got, want, 2 * torch.finfo(torch.bfloat16).eps)
+    assert_ties(trained, prompts(), got, want, 2 * torch.finfo(torch.bfloat16).eps)
 
 
 @torch.no_grad()
@@ -204,4 +204,4 @@ def test_a_cuda_graph_decodes_every_family(name, device, dtype):
         captured, replayed = (greedy(engine, idx, 100, cache=engine.cache) for _ in range(2))
         assert torch.equal(captured, replayed)
         # in bfloat16 another kernel adds up in another order, and both round: twice what one may be off
-        require_ties(exact, idx, captured, want, 4 * torch.finfo(getattr(torch, dtype)).eps)
+        assert_ties(exact, idx, captured, want, 4 * torch.finfo(getattr(torch, dtype)).eps)
