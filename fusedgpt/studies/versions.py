@@ -42,7 +42,8 @@ def other(root: pathlib.Path, named: str, folder: pathlib.Path) -> tuple[str, pa
         folder.mkdir(parents=True, exist_ok=True)
         aside = pathlib.Path(tempfile.mkdtemp(dir=folder))  # a kill leaves no half of a version
         with tarfile.open(fileobj=io.BytesIO(_git(root, "archive", sha))) as archive:
-            archive.extractall(aside, filter="data")
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python before 3.11.4 has none
+            archive.extractall(aside)
         aside.replace(there)
     return sha[:7], there, {"named": named, "commit": sha}
 

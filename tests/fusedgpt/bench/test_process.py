@@ -31,7 +31,7 @@ def build(what):
             if what == "is killed":
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    print("built")
+    print("built", flush=True)
     if what == "is refused":
         raise UserError("on GPUs only")
     return timing.Steps(step, torch.device("cpu"), warmup=1), {

@@ -10,6 +10,7 @@ import warnings
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from fusedgpt.errors import UserError
 from fusedgpt.parallel import shard_files
@@ -134,3 +135,12 @@ def test_shards_that_python_3_13_wrote_are_read_by_any():
     # only there, a path is pickled with the module name pathlib._local: no shard could be read
     written = b"cpathlib._local\nPosixPath\n(Vfolder\ntR."
     assert shard_files._Unpickler(io.BytesIO(written)).load() == pathlib.PosixPath("folder")
+
+
+def test_shards_that_python_3_11_2_wrote_are_read_by_any():
+    # Debian 12's Python names a member of an Enum by getattr: no shard could be read there
+    member = b"cbuiltins\ngetattr\n(ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\nV%b\ntR."
+    found = shard_files._Unpickler(io.BytesIO(member % b"TORCH_PRESERVE_FORMAT")).load()
+    assert found is _MEM_FORMAT_ENCODING.TORCH_PRESERVE_FORMAT
+    with pytest.raises(KeyError):  # it is no way to what a class has besides, such as __init_subclass__.__globals__
+        shard_files._Unpickler(io.BytesIO(member % b"__init_subclass__")).load()
