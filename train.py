@@ -71,7 +71,8 @@ def read_settings(args: list[str]) -> Settings:
     if "max_iters" in flags and "minutes" not in flags:
         s = dataclasses.replace(s, minutes=None)  # of a file or an earlier run: they would override max_iters
     resume.require_right_flag(s)
-    return resume.where_to_start(dataclasses.replace(s, attention=located(s.attention)))
+    otherwise = ["scratch", *(value for name, value, _ in given if name == "init_from" and value != "auto")][-1]
+    return resume.where_to_start(dataclasses.replace(s, attention=located(s.attention)), otherwise)
 
 
 def train_step(state: TrainState, s: Settings, micro_steps: range) -> dict[str, Tensor]:

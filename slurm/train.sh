@@ -30,7 +30,7 @@ stopped=
 step=
 trap 'stopped=yes; [ -z "$step" ] || kill -TERM "$step"' TERM
 
-# init_from=auto: the run in out_dir if there is one. A flag given to this script comes later and wins.
+# init_from=auto: the run in out_dir if there is one, or else as the config says. A flag of this script wins.
 srun --kill-on-bad-exit=1 python -m torch.distributed.run \
     --nnodes="$SLURM_JOB_NUM_NODES" --nproc_per_node="${SLURM_GPUS_ON_NODE:-1}" --max_restarts=10 \
     --rdzv_id="$SLURM_JOB_ID" --rdzv_backend=c10d --rdzv_endpoint="$head:$port" \

@@ -123,10 +123,20 @@ def test_a_process_that_torchrun_restarted_resumes_its_own_run(tmp_path, data):
     launch = {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": "0"}
     scratch = flags(small(tmp_path, data, init_from="scratch", max_iters=1))
     script("train.py", *scratch, **launch)
-    script("train.py", *scratch, "--max_iters=2", **launch | {"TORCHELASTIC_RESTART_COUNT": "1"})
-    assert len(rows(tmp_path)) == 2 and not list(tmp_path.glob("previous*"))
+    for n, who in ((2, "TORCHELASTIC"), (3, "SLURM")):  # a job that was queued again has another torchrun, and lost all
+        script("train.py", *scratch, f"--max_iters={n}", **launch | {f"{who}_RESTART_COUNT": "1"})
+    assert len(rows(tmp_path)) == 3 and not list(tmp_path.glob("previous*"))
     script("train.py", *scratch, **launch | {"TORCHELASTIC_RUN_ID": "b"})  # another launch starts anew, as told
-    assert len(rows(tmp_path)) == 1 and len(rows(tmp_path / "previous-1")) == 2
+    assert len(rows(tmp_path)) == 1 and len(rows(tmp_path / "previous-1")) == 3
+
+
+def test_auto_without_a_run_begins_as_the_config_says(done, data, tmp_path):
+    # slurm/train.sh config/finetune_shakespeare.py trained a new GPT, without a word
+    (tmp_path / "config.py").write_text("init_from = 'gpt2'\n")
+    for out, found in ((tmp_path / "new", "gpt2"), (done, "resume")):
+        given = [str(tmp_path / "config.py"), "--init_from=auto", f"--dataset={data}", f"--out_dir={out}"]
+        assert train.read_settings(given).init_from == found
+    assert train.read_settings(["--init_from=auto", f"--out_dir={tmp_path}"]).init_from == "scratch"
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "run.json"])

@@ -46,7 +46,7 @@ def peak_memory(device: torch.device) -> float:
         return math.nan
     # not by getrusage, because a child would start with its parent's peak
     with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
-        return next(1024 * int(line.split()[1]) for line in file if line.startswith("VmHWM"))
+        return next((1024 * int(line.split()[1]) for line in file if line.startswith("VmHWM")), math.nan)
 
 
 def total_memory(device: torch.device) -> float:

@@ -14,7 +14,8 @@ LOADAVG = pathlib.Path("/proc/loadavg")  # Linux: its fourth field begins with t
 
 def passively_if_busy() -> dict[str, str]:
     """The variable, for PyTorch's import, that lets threads wait passively if others are busy; {} if it is set."""
-    if "OMP_WAIT_POLICY" in os.environ or not LOADAVG.exists():
+    # ranks would take each other for other programs; torchrun gives each of them one thread
+    if os.environ.keys() & {"OMP_WAIT_POLICY", "RANK"} or not LOADAVG.exists():
         return {}
     running = []
     for _ in range(5):
@@ -26,9 +27,8 @@ def passively_if_busy() -> dict[str, str]:
 
 
 def announce(stream: TextIO) -> None:
-    """Set that variable for this process, and say so on `stream`; of several ranks on a machine, one does."""
+    """Set that variable for this process, and say so on `stream`."""
     if found := passively_if_busy():
         os.environ |= found
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            said = "other programs use this machine, so threads wait passively; OMP_WAIT_POLICY=ACTIVE prevents that"
-            print(said, file=stream)
+        said = "other programs use this machine, so threads wait passively; OMP_WAIT_POLICY=ACTIVE prevents that"
+        print(said, file=stream)

@@ -115,8 +115,8 @@ def launch() -> dict | None:
 
 
 def restarted() -> bool:
-    """Whether torchrun has started this process again, after a process of the run had failed."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    """Whether torchrun has started this process again, after a process of the run had failed, or SLURM its job."""
+    return any(os.environ.get(f"{who}_RESTART_COUNT", "0") != "0" for who in ("TORCHELASTIC", "SLURM"))
 
 
 @contextlib.contextmanager

@@ -121,7 +121,7 @@ class Logger:
         """From now on, the run has so many iterations: the bar and run.json, whose settings have changed, show it."""
         self.bar.total = iterations
         if self.main:
-            self._write_record()
+            self._attempt("NOT WRITTEN: run.json", self._write_record)
 
     def status(self, doing: str) -> None:
         """Show on a terminal what the run is doing."""

@@ -24,13 +24,13 @@ NOT_RESUMED = ("init_from", "out_dir", "eval_only", "profile")
 IN_USE = ("device", "backend", "timeout", "parallel", "shard_size", "deterministic")
 
 
-def where_to_start(s: Settings) -> Settings:
-    """`s` with init_from resolved. 'auto' resumes a run in out_dir, and so does a process that torchrun restarted."""
+def where_to_start(s: Settings, otherwise: str = "scratch") -> Settings:
+    """`s` with init_from resolved. 'auto' resumes a run in out_dir, and so does a restarted process; or `otherwise`."""
     there = bool(run_folder.checkpoints(s.out_dir))
     own = run_folder.is_this_launch(s.out_dir, distributed.launch(), distributed.restarted())
     if there and (own or s.init_from == "auto"):
         return dataclasses.replace(s, init_from="resume")
-    return dataclasses.replace(s, init_from="scratch") if s.init_from == "auto" else s
+    return dataclasses.replace(s, init_from=otherwise) if s.init_from == "auto" else s
 
 
 def earlier_config(s: Settings) -> tuple[dict[str, Any], str] | None:

@@ -1,5 +1,7 @@
 """The memory of a process, a machine and a container."""
 
+import builtins
+import io
 import math
 import types
 
@@ -13,6 +15,9 @@ def test_what_a_system_does_not_say_is_no_number(monkeypatch):
     # on Windows each report of a run ended it: it has no os.sysconf
     cpu = torch.device("cpu")
     assert 0 < memory.peak_memory(cpu) < memory.total_memory(cpu) < math.inf
+    with monkeypatch.context() as patch:
+        patch.setattr(builtins, "open", lambda *_, **__: io.StringIO("VmSize: 9 kB\n"))  # as in gVisor
+        assert math.isnan(memory.peak_memory(cpu))
     monkeypatch.setattr(memory, "sys", types.SimpleNamespace(platform="win32"))
     assert math.isnan(memory.peak_memory(cpu)) and memory.total_memory(cpu) == math.inf
     assert memory.free_memory(cpu) == math.inf

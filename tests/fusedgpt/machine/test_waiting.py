@@ -28,5 +28,8 @@ def test_threads_wait_passively_if_other_programs_want_their_cores(tmp_path, mon
     waiting.announce(stream)
     assert ("wait passively" in stream.getvalue()) == bool(found)
     assert os.environ.get("OMP_WAIT_POLICY") == found.get("OMP_WAIT_POLICY")
-    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")  # a user knows better
-    assert waiting.passively_if_busy() == {}
+    for name, value in (("OMP_WAIT_POLICY", "ACTIVE"), ("RANK", "0")):  # a user knows better; ranks saw each other
+        with monkeypatch.context() as patch:
+            patch.delenv("OMP_WAIT_POLICY", raising=False)
+            patch.setenv(name, value)
+            assert waiting.passively_if_busy() == {}

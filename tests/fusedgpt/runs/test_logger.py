@@ -47,11 +47,14 @@ def test_a_disk_that_refuses_lines_is_said_once_and_tried_again(tmp_path, monkey
     log = opened(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(log.lines, "flush", refuse)
+        patch.setattr(log, "_write_record", refuse)
         log.evaluation(LOSSES)
         log.evaluation(LOSSES)
+        log.shorten(5)  # it ended the run, with nothing saved
     log.evaluation(LOSSES)
     said = capsys.readouterr().out
-    assert said.count("NOT WRITTEN") == 1 and "No space left on device; lines wait in memory" in said
+    assert "NOT WRITTEN: run.json: OSError" in said
+    assert said.count("NOT WRITTEN: ") == 2 and "No space left on device; lines wait in memory" in said
     assert len(rows(tmp_path, "eval")) == 3
 
 
