@@ -69,6 +69,11 @@ def test_the_card_says_what_the_run_says(small_run, exported):
     assert "attention" not in said
 
 
+def test_an_export_warns_of_no_id_that_it_lacks(small_run, tmp_path):
+    # transformers complained of GPT-2's ids, which no file has
+    assert "token_id" not in script("export.py", small_run, tmp_path / "hf").stderr
+
+
 def test_an_export_replaces_nothing(done, tmp_path):
     # a README.md was gone without a word; a link in a run from elsewhere led to an export, which was replaced
     (mine := tmp_path / "mine").mkdir()

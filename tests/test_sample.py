@@ -57,16 +57,18 @@ def test_the_speeds_are_those_of_the_clock(small_run, capsys):
 
 def test_the_flags_that_auto_names_make_the_same_text(small_run, capsys, monkeypatch):
     # two runs of one seed draw two dtypes on a busy machine, and so two texts
-    words = "prompt in float32; tokens in another"
+    words = "prompt in float32; tokens in another"  # of a dtype that is given, nothing is said
     monkeypatch.setattr(engines, "fastest_dtypes", lambda *_: ((torch.float32, torch.bfloat16), words))
     monkeypatch.setattr(choose, "fastest", lambda *_, **__: ("math", {}))
     texts, lines = [], []
-    for given in (dict(attention="auto"), dict(dtype="float32", decode_dtype="bfloat16", attention="math")):
+    by_hand = dict(decode_dtype="bfloat16", attention="math")
+    for given in (dict(attention="auto"), dict(by_hand, dtype="float32"), by_hand):
         sample.main(quick(small_run, **(dict(dtype="auto") | given)))
         said = capsys.readouterr()
         texts.append(said.out)
         lines.append([line for line in said.err.splitlines() if "the same again" in line])
-    assert texts[0] == texts[1] and not lines[1]
+    assert texts[0] == texts[1] == texts[2] and not lines[1]
+    assert lines[2] == ["prompt in float32; the same again: --dtype=float32 --decode_dtype=bfloat16"]
     assert lines[0] == [
         "prompt in float32; tokens in another; the same again: --dtype=float32 --decode_dtype=bfloat16",
         "attention math; the same again: --attention=math",

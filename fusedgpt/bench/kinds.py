@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pathlib
+import shlex
 import subprocess
 import sys
 import time
@@ -105,12 +106,12 @@ def measure(name: str, args: list[str], s, device: torch.device, folder: pathlib
         memory.keep_freed_memory(keep=True)  # as train.py does
     with files.lock(folder) as lock:  # two calls would overwrite each other's rows
         path = folder / "rows.jsonl"
-        earlier, said = rows.begin(path, header(name, args, s, machine))
+        earlier, said = rows.begin(path, first := header(name, args, s, machine))
         if said:
             print(said)
         found = {tuple(result.workload.items()): result for result in earlier}
         lines, of_all = files.Lines(path), {"commit": machine["commit"], "date": f"{datetime.date.today()}"}
-        of_all["command"] = " ".join(["python bench.py", *args])
+        of_all["command"] = first["command"]
 
         def write(line):
             lock.check()
@@ -151,5 +152,5 @@ def header(name: str, args: list[str], s, machine: dict) -> dict:
     used = {setting: value for setting, value in used.items() if setting not in {*NOT_IDENTITY, *KINDS[name].UNUSED}}
     usual = defaults(KINDS[name], gpu="cuda" in machine)
     changed = [setting for setting, value in used.items() if value != getattr(usual, setting, value)]
-    command = " ".join(["python bench.py", *args])
+    command = shlex.join(["python", "bench.py", *args])
     return {"benchmark": name, "command": command, "settings": used, "set": changed, "environment": machine}

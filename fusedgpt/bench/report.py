@@ -258,8 +258,8 @@ def agreement(folders: list[pathlib.Path]) -> list[str]:
     if one != other:
         raise UserError(f"{folders[0]} is of {one}, {folders[1]} of {other}: name two of one")
     found = compare(*results)
-    if not found:
-        raise UserError(f"{folders[0]} and {folders[1]} have no contender in common")
+    if not (found and any(result.laps for result in results[0])):  # the rows of max_batch and numerics have none
+        raise UserError(f"{folders[0]} and {folders[1]} have no ratio in common, and check compares ratios")
     said = [f"{folder}: {machine(*each)}" for folder, *each in zip(folders, headers, results)]
     verdicts = [verdict for *_, verdict in found]
     count = f"{verdicts.count('agrees')} of {len(verdicts) - verdicts.count('too few laps')} agree"

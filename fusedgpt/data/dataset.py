@@ -63,7 +63,7 @@ def meta_of_checkpoint(root: pathlib.Path, saved: dict) -> dict:
     """The meta of the data that a checkpoint was trained on. nanoGPT's only name a data set, whose folder is read."""
     if saved.get("meta") is None:
         meta = read_meta(folder := find_folder(root, saved["config"].get("dataset", "openwebtext")))
-        check_fit(meta, saved["model_args"]["vocab_size"], f"{folder}", "put the meta.pkl of its data there")
+        check_fit(meta, saved["model_args"]["vocab_size"], f"{folder} (or GPT-2)", "put the meta.pkl of its data there")
         return meta
     return _checked(saved["meta"])
 

@@ -220,7 +220,7 @@ def _logits(config, run):
     """
     M, e, V = run.tokens(config), run.itemsize, config.padded_vocab_size
     if config.chunks > 1:
-        return 12 * M * V // config.chunks + 2 * e * V * config.n_embd
+        return 12 * M * V // config.chunks + 4 * V * config.n_embd
     if not run.compile:
         return 12 * M * V
     padded = V % 8 > 0 and not run.cpu

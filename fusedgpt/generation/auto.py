@@ -48,6 +48,6 @@ def _dtypes(s, model, prompt_length, device):
         first = resolve_dtype(s.dtype, device)
         return (first, second or first), []
     (first, of_tokens), words = engines.fastest_dtypes(model, s.num_samples, prompt_length)
-    second = second or of_tokens
+    words, second = (words.partition("; ")[0], second) if second else (words, of_tokens)
     flags = f"--dtype={dtype_name(first)} --decode_dtype={dtype_name(second)}"
     return (first, second), [f"{words}; the same again: {flags}"]

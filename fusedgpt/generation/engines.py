@@ -85,7 +85,7 @@ def prepare(
 def _compile_now(engine, idx):
     """Compile, so that no token waits. The first tokens, and the last for which the cache has room, have own graphs."""
     most = engine.cache[0].capacity
-    for length in sorted({0, 1, 2, most - 1} & set(range(most))):
+    for length in sorted({0, 1, 2, most - 2, most - 1} & set(range(most))):
         for layer in engine.cache:
             layer.length = length
         engine(idx, engine.cache)

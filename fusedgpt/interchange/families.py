@@ -17,6 +17,7 @@ from fusedgpt.errors import UserError, shown
 from fusedgpt.interchange.hf_config import FAMILIES, FOREIGN, Config
 
 WRITTEN = (*dimensions.FAMILIES, "document_start")  # fields beyond GPT-2's that are written, or refused by name
+NO_ENDS = {"bos_token_id": None, "eos_token_id": None}  # by default they are of the family's first model
 BIASES = ("bias", "attention_bias", "mlp_bias", "output_bias")
 REFUSED = {"auto_map": "code of its own, which is never run here"}
 REFUSED |= {"quantization_config": "quantized weights: name the model that they were made of"}
@@ -36,8 +37,8 @@ def read(content: Any) -> tuple[str, GPTConfig]:
             raise UserError(f"its config.json has {key}={shown(content[key])}, {what}")
     from transformers import CONFIG_MAPPING
 
-    kind, family = CONFIG_MAPPING[name], FAMILIES[name]
-    config = Config({"is_causal": True} | kind.from_dict(copy.deepcopy(content)).to_dict())  # which changes `content`
+    kind, family = CONFIG_MAPPING[name], FAMILIES[name]  # `kind` changes what it reads
+    config = Config({"is_causal": True} | kind.from_dict(NO_ENDS | copy.deepcopy(content)).to_dict())
     config.require("is_causal", True)  # otherwise each token attends to later ones too
     found = GPTConfig(**{ours: config[theirs] for ours, theirs in family.sizes.items()} | family.read(config))
     for key in FOREIGN & content.keys() - config.taken:

@@ -8,6 +8,7 @@ import math
 import os
 import pathlib
 import textwrap
+import zipfile
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -84,9 +85,8 @@ def to_transformers(config: GPTConfig, state: dict[str, Tensor], **changes):
     from transformers import AutoConfig, AutoModelForCausalLM, logging
 
     logging.disable_progress_bar()
-    none = dict.fromkeys(("bos_token_id", "eos_token_id"))  # the defaults would be those of the family's first model
     attention = {key: changes.pop(key) for key in ("attn_implementation",) if key in changes}
-    own = AutoConfig.for_model(**families.content(config, name) | none | changes)
+    own = AutoConfig.for_model(**families.content(config, name) | families.NO_ENDS | changes)
     theirs = AutoModelForCausalLM.from_config(own, dtype=found["transformer.wte.weight"].dtype, **attention)
     with torch.no_grad():
         for each, place in families.places(families.completed(config, name), name).items():
@@ -173,7 +173,7 @@ def _of_safetensors(file):
 
 
 def _of_pickle(file):
-    opened = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    opened = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     return {str(name): Stored(tuple(each.shape), functools.partial(opened.get, name)) for name, each in opened.items()}
 
 

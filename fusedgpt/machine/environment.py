@@ -1,6 +1,7 @@
 """Record what a measurement depends on: hardware, versions, commit, and the state of the machine."""
 
 import contextlib
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -54,10 +55,12 @@ def device_name(device: torch.device) -> str:
 
 
 def commit(folder: str | os.PathLike) -> str | None:
-    """The commit of the clone in `folder`, marked if its files were changed since; None if it is no clone."""
+    """The commit of the clone in `folder`, and a digest of how its code was changed since; None if it is no clone."""
     if not os.path.exists(os.path.join(folder, ".git")):
         return None
-    with contextlib.suppress(OSError):  # git is not installed
-        command = ["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=12"]
-        return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip() or None
+    with contextlib.suppress(OSError, subprocess.SubprocessError):  # git is not installed, or refuses the folder
+        how = {"cwd": folder, "stderr": subprocess.DEVNULL}
+        said = subprocess.check_output(["git", "describe", "--always", "--abbrev=12"], **how).decode().strip()
+        changes = subprocess.check_output(["git", "diff", "HEAD", "--", "*.py"], **how)  # not rows that were added
+        return said + (f"-dirty-{hashlib.sha256(changes).hexdigest()[:6]}" if changes else "")
     return None

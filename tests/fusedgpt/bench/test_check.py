@@ -6,7 +6,7 @@ from fusedgpt.bench import report
 from fusedgpt.errors import UserError
 from tests.fusedgpt.bench.small import result
 from tests.fusedgpt.bench.test_report import FASTER, REFUSED, write
-from tests.launch import fails, script
+from tests.launch import ROOT, fails, script
 
 
 def slower(by):
@@ -42,8 +42,10 @@ def test_the_command(tmp_path):
     assert text.count("a CPU, PyTorch 2.13") == 2
     assert "name two folders of one kind" in fails("bench.py", "check", folders[0])
     write(folders[1], result(FASTER, {"T": 8}))
-    with pytest.raises(UserError, match="have no contender in common"):
+    with pytest.raises(UserError, match="have no ratio in common"):
         report.agreement(folders)
+    with pytest.raises(UserError, match="have no ratio in common"):  # it compared refusals alone, and said "agree"
+        report.agreement([ROOT / "results" / "cpu_avx2" / "numerics"] * 2)
     text = (folders[1] / "rows.jsonl").read_text().replace('"benchmark": "ladder"', '"benchmark": "sweep"')
     (folders[1] / "rows.jsonl").write_text(text)
     with pytest.raises(UserError, match=r"is of ladder, .* of sweep: name two of one"):

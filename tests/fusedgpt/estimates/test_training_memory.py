@@ -18,7 +18,8 @@ MANY_IDS = SMALL | dict(n_layer=1, vocab_size=8000)
 FLASH, MANUAL = (dict(each, batch_size=4) for each in (measured.FLASH, measured.MANUAL))
 # one of each kind; all of `measured` take minutes
 QUICK = [(SMALL, MANUAL), (SMALL, MANUAL | dict(recompute="attention")), (SMALL, FLASH | dict(recompute="block"))]
-QUICK += [(MANY_IDS, FLASH), (MANY_IDS | dict(loss="chunked"), FLASH), (SMALL, dict(batch_size=1, attention="flash"))]
+QUICK += [(MANY_IDS, FLASH), (measured.MANY_IDS | dict(loss="chunked"), FLASH)]
+QUICK += [(SMALL, dict(batch_size=1, attention="flash"))]
 QUICK += [(SMALL | dict(dropout=0.1), dict(batch_size=1, attention="manual"))]
 QUICK += [(SMALL | measured.PARTS | dict(n_inner=352), FLASH)]
 QUICK += [(SMALL | dict(block_size=512, window=64), dict(measured.BLOCKED, batch_size=2))]

@@ -37,8 +37,8 @@ def in_parts(folder):
     (folder / WEIGHTS).unlink()
 
 
-def pickled(folder):
-    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
+def pickled(folder, **how):
+    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin", **how)
     (folder / WEIGHTS).unlink()
 
 
@@ -49,6 +49,7 @@ def rewritten(folder, function):
 FORMS = {
     "in parts": in_parts,
     "a pickle": pickled,
+    "a pickle as of 2020": lambda f: pickled(f, _use_new_zipfile_serialization=False),  # mmap refused it
     "float64": lambda f: rewritten(f, lambda w: {n: w[n].double() for n in w}),
     "frequencies": lambda f: rewritten(f, lambda w: w | {"model.layers.0.self_attn.rotary_emb.inv_freq": w[Q] + 0}),
 }

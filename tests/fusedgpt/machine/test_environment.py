@@ -35,10 +35,15 @@ def test_the_commit_is_that_of_the_files_and_of_no_repository_around_them(tmp_pa
         subprocess.run(["git", "-C", tmp_path, *who, *args], check=True, capture_output=True)
 
     (tmp_path / "unpacked").mkdir()
-    (tmp_path / "a").write_text("one")
+    for name in ("a.py", "rows.jsonl"):
+        (tmp_path / name).write_text("one")
     git("init")
-    git("add", "a")
+    git("add", "a.py", "rows.jsonl")
     git("commit", "-m", "one")
-    assert commit(tmp_path) and not commit(tmp_path).endswith("-dirty") and commit(tmp_path / "unpacked") is None
-    (tmp_path / "a").write_text("two")
-    assert commit(tmp_path).endswith("-dirty")
+    (tmp_path / "rows.jsonl").write_text("two")  # `make gpu` adds to rows in the clone
+    assert commit(tmp_path) and "dirty" not in commit(tmp_path) and commit(tmp_path / "unpacked") is None
+    found = []
+    for text in ("two", "three", "two"):  # laps of two edits were mixed, as both were "-dirty"
+        (tmp_path / "a.py").write_text(text)
+        found.append(commit(tmp_path))
+    assert "-dirty-" in found[0] and found[0] == found[2] != found[1]
