@@ -56,11 +56,9 @@ def device_name(device: torch.device) -> str:
 
 def commit(folder: str | os.PathLike) -> str | None:
     """The commit of the clone in `folder`, and a digest of how its code was changed since; None if it is no clone."""
-    if not os.path.exists(os.path.join(folder, ".git")):
-        return None
-    with contextlib.suppress(OSError, subprocess.SubprocessError):  # git is not installed, or refuses the folder
-        how = {"cwd": folder, "stderr": subprocess.DEVNULL}
-        said = subprocess.check_output(["git", "describe", "--always", "--abbrev=12"], **how).decode().strip()
-        changes = subprocess.check_output(["git", "diff", "HEAD", "--", "*.py"], **how)  # not rows that were added
-        return said + (f"-dirty-{hashlib.sha256(changes).hexdigest()[:6]}" if changes else "")
+    if os.path.exists(os.path.join(folder, ".git")):
+        ask = ["describe", "--always", "--abbrev=12"], ["diff", "HEAD", "--", "*.py"]  # not rows that were added
+        with contextlib.suppress(OSError, subprocess.SubprocessError):  # git is not installed, or refuses the folder
+            said, changes = (subprocess.check_output(["git", *a], cwd=folder, stderr=subprocess.DEVNULL) for a in ask)
+            return said.decode().strip() + (f"-dirty-{hashlib.sha256(changes).hexdigest()[:6]}" if changes else "")
     return None

@@ -88,7 +88,9 @@ def of_a_kernel(step: Callable[[], object], device: torch.device, warmup: int = 
     return Steps(step, device, warmup), "calls"
 
 
-_side_stream = functools.cache(torch.cuda.Stream)  # one for all calls, because cuBLAS keeps a workspace for each
+@functools.cache  # one stream for all calls, because cuBLAS keeps a workspace for each stream
+def _side_stream(device):
+    return torch.cuda.Stream(device)
 
 
 def _captured(step, device, warmup):
