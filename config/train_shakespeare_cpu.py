@@ -23,7 +23,7 @@ activation = "gelu"  # exact, nanoGPT's: a CPU computes it 3 to 6 times as fast 
 position = "rotary"  # with the norm, it learns faster in a short run
 qk_norm = True
 
-optimizer = "muon"  # like rotary positions, gains most by itself at equal time (docs/findings.md)
+optimizer = "muon"  # gains most by itself at equal time (docs/findings.md)
 learning_rate = 1.8e-2
 schedule = "wsd"
 min_lr = 0.0
