@@ -111,7 +111,7 @@ def _name_and_text(flag, settings, unused):
         raise UserError(f"{flag}: config files are named without a flag, as in train.py {text}")
     if not equals:
         raise UserError(f"{flag} has no value: flags are written --name=value, as in --device=cpu or --compile=True")
-    return name, text
+    return name, os.path.expanduser(text) if text.startswith("~/") else text  # shells leave the ~ in --out_dir=~/run
 
 
 def answer_help(defaults: Any, args: list[str], description: str, **how: Any) -> None:

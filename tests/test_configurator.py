@@ -1,6 +1,7 @@
 """Defaults, then files, then flags; and a sentence for each mistake."""
 
 import dataclasses
+import os
 from typing import Literal
 
 import pytest
@@ -77,6 +78,7 @@ def test_values_are_read_as_tyro_reads_them(kind, capfd):
         (["--steps", "3", "--rate", "-1"], dict(steps=3, rate=-1.0)),
         (["--quick", "True", "--name", "two words"], dict(quick=True, name="two words")),
         (["--name=a=b", "--size=None", "--compile=auto"], dict(name="a=b")),
+        (["--name=~/run"], dict(name=os.path.expanduser("~/run"))),  # as bash passes it on; a folder named ~ came of it
     ],
 )
 def test_a_flag_may_be_apart_from_its_value_and_have_any_text(written, meant):
