@@ -17,7 +17,7 @@ class Common:
     results: str = "out-bench"  # folder for results; each kind has its own folder there: rows.jsonl, report.md, figures
     only: str = ""  # measure only contenders with one of these names, values or patterns, such as flash,manual
     device: str = "auto"  # device: auto (a GPU if there is one), cpu, cuda, cuda:1, mps
-    precision: float = 0.01  # take turns until every ratio is known to this share, with 95 % confidence,
+    precision: float = 0.01  # take turns until every ratio's interval is within this share of it,
     seconds: float = 120.0  # or for so many seconds of laps in each comparison; the same command adds laps
     max_seconds: float | None = None  # begin no lap after this many seconds in all; the same command continues
 

@@ -91,8 +91,8 @@ class Results:
         return self.design.times.get(variant, {}).get("ms", math.nan)
 
     def seconds(self, variant: str) -> float:
-        """Seconds of the training steps of a run, on average over its runs; NaN if no run ended."""
-        known = [o.row["seconds"] for o in self.outcomes if o.variant == variant and "seconds" in o.row]
+        """Seconds of the training steps of a run, on average over those that finished; NaN if none did."""
+        known = [o.row["seconds"] for o in self.outcomes if o.variant == variant and o.status == "finished"]
         return float(np.mean(known or [math.nan]))
 
     def warnings(self) -> list[str]:

@@ -3,8 +3,8 @@
 The two runs of a pair share what follows from the seed, such as batches and initial weights. Lower is better.
 
 p: Student's paired t test, corrected for planned looks (S. Pocock, Biometrika 64, 1977) and for the number of
-comparisons (S. Holm, Scandinavian Journal of Statistics 6, 1979). Intervals hold together (Bonferroni), and end at 0
-where Holm finds a difference (O. Guilbaud, Biometrical Journal 50, 2008). Power: the noncentral t distribution.
+comparisons (S. Holm, Scandinavian Journal of Statistics 6, 1979). Intervals hold together (Bonferroni), so one may
+reach beyond 0 where Holm finds a difference. Power: the noncentral t distribution.
 `tests/test_calibration.py` measures whether all this holds.
 """
 
@@ -89,8 +89,6 @@ def _comparison(name, differences, p, level, largest, planned, matters):
             sd = float(differences.std(ddof=1))
             margin = float(stats.t.isf(level / 2, n - 1)) * (sd / math.sqrt(n))
             low, high = mean - margin, mean + margin
-            if p < LEVEL:
-                low, high = (low, min(high, 0.0)) if mean < 0 else (max(low, 0.0), high)
             # from the 95 % interval of the spread, which few pairs know badly
             spreads = [sd * math.sqrt((n - 1) / float(stats.chi2.ppf(q, n - 1))) for q in (0.975, 0.025)]
             found = tuple(smallest(each, n, level) for each in spreads)

@@ -77,6 +77,8 @@ def test_a_run_that_diverged_has_no_invented_value(tmp_path):
     assert "learning_rate=0.1,optimizer=muon: 1 of 3 runs diverged (the weights are not finite)" in found.warnings()
     line = row("a", 1, [4.0, math.nan]) | {"status": "finished"}
     assert read(tmp_path / "finished", line).outcomes[0].status == "diverged"
+    # a run that ends early by it made the steps of its variant look short, beside the same minutes
+    assert read(tmp_path / "early", row("b", 4, [4.0, math.nan], ms=1.0)).seconds("b") == 1.0
 
 
 def test_there_is_no_p_before_the_planned_seeds_are_in(tmp_path):

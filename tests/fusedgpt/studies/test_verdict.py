@@ -30,15 +30,15 @@ def test_intervals_hold_together_by_bonferroni():
     found = compare(differences(6, 0.0, 0.01, -0.03))
     for c, each in zip(found, differences(6, 0.0, 0.01, -0.03).values()):
         low, high = stats.ttest_1samp(each, 0).confidence_interval(1 - 0.05 / 3)
-        low, high = (low, min(high, 0.0)) if c.word == "better" else (low, high)
         assert (c.low, c.high) == pytest.approx((low, high), rel=1e-9)
 
 
-def test_an_interval_ends_at_zero_where_holm_finds_what_bonferroni_does_not():
+def test_an_interval_may_reach_beyond_zero_where_holm_alone_finds_a_difference():
+    # cut at 0, the intervals of seven large differences and one near 0 held together in 92 % of studies
     sure, close = np.array([-1.0, -1.01, -0.99, -1.0, -1.02]), np.array([-1.0, -2.0, -3.0, -0.1, -1.5])
     assert 0.025 < stats.ttest_1samp(close, 0).pvalue < 0.05
     _, c = compare({"sure": sure, "close": close})
-    assert c.word == "better" and c.high == 0.0 and c.low < c.mean
+    assert c.word == "better" and c.low < c.mean < 0 < c.high
 
 
 def test_equal_differences_are_no_difference():
