@@ -114,7 +114,7 @@ def load(s: Settings) -> tuple[GPT, Tokenizer]:
         say(f"sampling from {path}, after {saved['iter_num']} iterations{''.join(losses)}")
         if checkpoint.is_nanogpts(saved) and not s.activation:
             say(checkpoint.NANOGPTS_ACTIVATION)
-    remedy = "put the tokenizer.json or meta.json of the model into its folder"
+    remedy = "put the tokenizer.json or meta.json of the model into its folder, without ids that the model lacks"
     dataset.check_fit(meta, model.config.vocab_size, f"the tokenizer ({meta['tokenizer']})", remedy)
     return model, tokenizer
 

@@ -24,8 +24,8 @@ def shown(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, at most 300 characters of it, without the full stop."""
+def first_line(error: BaseException | str) -> str:
+    """The first line of an exception or its message, at most 300 characters of it, without the full stop."""
     return str(error).strip().partition("\n")[0][:300].rstrip(". \r")
 
 

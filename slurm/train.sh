@@ -9,6 +9,9 @@
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
+# all CPUs and all memory of a node
+#SBATCH --exclusive
+#SBATCH --mem=0
 #SBATCH --time=24:00:00
 # append to the log after a requeue
 #SBATCH --open-mode=append
@@ -24,7 +27,7 @@ port=$((20000 + SLURM_JOB_ID % 10000)) # jobs on one node should not share a por
 # use a new store for each start: PyTorch's shared store would not let a node that comes back join
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 # torchrun kills processes that take longer than this to save after SIGTERM
-export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=120
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=270
 
 stopped=
 step=

@@ -4,6 +4,7 @@ Inductor takes 5 to 8 seconds for a graph with a C++ kernel. Elsewhere tests com
 """
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -11,9 +12,12 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
+from torch.nn.attention import flex_attention
 
 from fusedgpt.attention import receipt
 from fusedgpt.attention.case import Case
+from fusedgpt.parallel import distributed
+from fusedgpt.parallel.distributed import Ranks
 from model import GPT, GPTConfig
 from tests.fusedgpt.attention.test_receipt import watch
 from tests.fusedgpt.generation.families import ids
@@ -47,6 +51,22 @@ def test_compiling_changes_no_kernel(name):
     saw = watch(name, backend="inductor")
     assert receipt.contradiction(name, saw, TRAINING) is None
     assert saw["forward"] == ["unfused" if name == "manual" else "flash"]
+
+
+def test_flex_and_recompute_are_one_graph(monkeypatch):
+    # flex makes its mask within a checkpoint: that broke the graph, and the model ran eagerly, though "compiled"
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)  # it trains on no CPU
+    monkeypatch.setattr(GPT, "compile", functools.partialmethod(torch.nn.Module.compile, backend="aot_eager"))
+    model, x = GPT(GPTConfig(32, 101, 2, 2, 32, attention="manual", recompute="block", window=9)), ids(2, 32)
+    model(x, x, logits=False)[1].backward()
+    grads = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    model.use_attention("flex")
+    torch._dynamo.utils.counters.clear()
+    with torch._dynamo.config.patch():
+        distributed.parallelize(model, Ranks(), CPU, torch.float32, True)(x, x, logits=False)[1].backward()
+    torch.testing.assert_close([p.grad for p in model.parameters()], grads, rtol=1e-4, atol=1e-6)
+    assert not torch._dynamo.utils.counters["graph_break"]
 
 
 def recorded(model, *batch, **options):

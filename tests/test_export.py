@@ -100,6 +100,7 @@ def test_what_another_run_has_is_in_its_export(tmp_path, capsys):
     assert "| attention | within documents in training, across them in GPT-2: give it one at a time |" in card
     config = json.loads((folder / "config.json").read_text())
     assert {config[name] for name in ("attn_pdrop", "embd_pdrop", "resid_pdrop")} == {0.25}
+    assert config["n_ctx"] == config["n_positions"]  # without it, llama.cpp's converter ends in a KeyError
     assert config["activation_function"] == "gelu" and config["eos_token_id"] == config["bos_token_id"] == 256
     assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == 256
     # the example asked for 100 new tokens, more than a model of 16 positions has

@@ -112,7 +112,7 @@ def dropped_wrongly(attend: Attend, case: Case) -> str | None:
     q = torch.zeros(first.shape, device=case.device, dtype=case.dtype)
     k = v = torch.ones(B, case.kv_heads or nh, 2, hs, device=case.device, dtype=case.dtype)
     torch.manual_seed(0)
-    y = first.run(attend, q, k, v, q)[0][:, :, 0].double()  # (B, nh, hs)
+    y = _double(first.run(attend, q, k, v, q)[0][:, :, 0])  # (B, nh, hs)
     p, kept = case.dropout, y != 0
     share, deviation = 1 - kept.double().mean().item(), (p * (1 - p) / (B * nh)) ** 0.5
     if abs(share - p) > 5 * deviation:

@@ -98,6 +98,6 @@ class DataLoader:
             missing = self.batch_size - len(starts)
             x = torch.cat((x, x.new_zeros(missing, T)))
             y = torch.cat((y, y.new_full((missing, T), -1)))
-        if self.device.type == "cuda":  # Python need not wait for a copy from pinned memory
+        if cuda := self.device.type == "cuda":  # Python need not wait then; on mps other memory may be freed too early
             x, y = x.pin_memory(), y.pin_memory()
-        return x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
+        return x.to(self.device, non_blocking=cuda), y.to(self.device, non_blocking=cuda)

@@ -115,7 +115,7 @@ class Scorer(TemplateLM):
         return self.first
 
     def all_gather(self, tensor):
-        return torch.stack(self.ranks.gather(tensor))
+        return torch.stack(self.ranks.gather(tensor.cpu()))  # each rank's is on its own GPU
 
     def gather_object(self, obj, dst=0):
         return self.ranks.gather(obj)

@@ -119,6 +119,7 @@ def _read_gpt2(config):
 def _write_gpt2(config):
     found = {"activation_function": ACTIVATIONS[config.activation][0], "layer_norm_epsilon": config.norm_eps}
     found |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout)
+    found |= {"n_ctx": config.block_size}  # llama.cpp and MLX read it; OpenAI's files have it
     found |= {"n_inner": None if config.inner == 4 * config.n_embd else config.inner}
     return found | {"tie_word_embeddings": config.tie_embeddings}
 

@@ -151,10 +151,10 @@ def own(name: str) -> tuple[dict | None, Any]:
     with fails_as(f"cannot read the tokenizer of {name}"):  # a damaged file can raise anything
         theirs = kind.from_pretrained(name)
         ids, content = theirs.get_vocab(), without_prefix(json.loads(theirs.backend_tokenizer.to_str()))
+        if content["model"]["type"] == "WordLevel" and (file := _reached(name, "meta.json")):  # an export on the hub
+            return dataset.read_meta(os.path.dirname(file)), None
         meta = {"tokenizer": "json", "vocab_size": 1 + max(ids.values()), "tokenizer_json": content}
-        end = theirs.eos_token_id
-        if end is None:
-            end = ids.get(END_OF_TEXT)
+        end = ids.get(END_OF_TEXT) if theirs.eos_token_id is None else theirs.eos_token_id
         if end is not None:
             meta["end_of_text"] = end
     Tokenizer(meta).byte_lengths()  # raises UserError if it is not byte-level

@@ -130,7 +130,7 @@ def others_needed() -> Iterator[None]:
             raise
         # skip the interpreter's shutdown: it ends gloo's threads with "terminate called without an active exception"
         atexit.register(os._exit, 1)
-        reason = re.sub(r"\[\S*gloo\S*\] ", "", first_line(error)).split(". ")[0]
+        reason = re.sub(r"\[\S*gloo\S*\] ", "", first_line(str(error).rpartition("Last error:")[2])).split(". ")[0]
         what = f"because another process has ended or cannot be reached ({reason})"
         how = "restart all of them with --init_from=resume, or let torchrun do so with --max_restarts"
         raise UserError(f"rank {os.environ['RANK']} cannot go on, {what}: {how}") from error
@@ -227,6 +227,7 @@ def parallelize(model: Any, ranks: Ranks, device: torch.device, dtype: torch.dty
         fsdp.shard(model, ranks.shards, ranks.world // ranks.shards, device, dtype, compiled)
         return model
     if compiled:
+        torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True  # flex makes its mask inside
         model.compile()  # compiles at the first call: DDP's gradient buckets cut the graph
     if ranks.world == 1:
         return model

@@ -162,13 +162,13 @@ class Checkpoints:
         self.saved_at, self.failed, best = state["iter_num"], None, self.best
         if val_loss < best[0]:
             best = val_loss, state["iter_num"]
-        state = _on_cpu({**state, "best_val_loss": best[0], "best_iter": best[1]})
+        state = {**state, "best_val_loss": best[0], "best_iter": best[1]}
         self._check_lock()
         try:
             if self.together:
-                state = self._with_shards(state)
-            if self.lock:
-                self._write(state)
+                state = self._with_shards(_on_cpu(state))
+            if self.lock:  # other ranks need no copy
+                self._write(_on_cpu(state))
         except (UserError, OSError) as error:
             self.failed = UserError(str(error))  # not the error itself, whose traceback would keep the state in memory
         if self.together:

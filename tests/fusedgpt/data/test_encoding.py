@@ -163,7 +163,7 @@ def test_a_bpe_is_trained_as_the_library_trains_gpt2s(words):
     assert made("train:300", words) == meta  # the same text gives the same tokenizer
 
 
-@pytest.mark.parametrize("end", [["</s>"], []])
+@pytest.mark.parametrize("end", [["</s>"], ["<｜end▁of▁sentence｜>"], []])  # DeepSeek's texts ran together
 def test_a_tokenizer_json_keeps_its_ids_and_its_end(tmp_path, words, end):
     # without an end, a tokenizer was given one more id, which its model does not have
     theirs, plain = bpe(*end), WORDS.replace("<|endoftext|>", "")

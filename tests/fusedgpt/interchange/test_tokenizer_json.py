@@ -157,6 +157,14 @@ def test_the_end_of_a_text_is_not_lost_with_a_file_that_cannot_be_reached(cached
     assert "end_of_text" not in tokenizer_json.own("owner/name")
 
 
+def test_an_export_of_characters_is_read_from_the_hub_too(cached):
+    # meta.json was looked for in folders alone, and this tokenizer.json "is not byte-level"
+    meta = meta_of("char")
+    tokenizer_json.save(tokenizer_json.tokenizer(meta, 8), cached.files)
+    (cached.files / "meta.json").write_text(json.dumps(meta))
+    assert tokenizer_json.own("owner/name") == (meta, None)
+
+
 def test_a_folder_that_is_called_gpt2_has_its_own_tokenizer(tmp_path, monkeypatch):
     # as after `python export.py RUN gpt2`: its weights came from the folder, but its ids were GPT-2's
     monkeypatch.chdir(tmp_path)

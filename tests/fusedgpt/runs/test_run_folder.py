@@ -14,6 +14,8 @@ import torch
 import train
 from fusedgpt.errors import UserError
 from fusedgpt.machine.files import atomic, lock
+from fusedgpt.parallel.distributed import Ranks
+from fusedgpt.runs import run_folder
 from fusedgpt.runs.run_folder import is_this_launch, load_best, load_latest, set_aside
 from tests.conftest import assert_same_bytes, checkpoint_of, rows, run, weights
 from tests.kill_points import killed_before
@@ -36,6 +38,14 @@ def test_the_second_process_is_refused_and_a_dead_one_is_no_obstacle(tmp_path):
     child.send_signal(signal.SIGKILL)
     child.wait()
     lock(tmp_path).close()
+
+
+def test_a_rank_that_writes_nothing_copies_nothing(tmp_path, monkeypatch):
+    # each of eight ranks copied GPT-2 XL and its moments from its GPU: 150 GB at once
+    monkeypatch.setattr(run_folder, "_on_cpu", None)
+    saves = run_folder.Checkpoints(tmp_path, 1, None, print, Ranks(1, 1, 2))
+    saves.save({"iter_num": 5, "model": {"w": torch.ones(2)}}, 2.0)
+    assert saves.best == (2.0, 5) and not list(tmp_path.iterdir())
 
 
 def at_step_7(monkeypatch, do):
