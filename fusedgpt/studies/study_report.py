@@ -216,7 +216,7 @@ def differences(*studies: Results) -> Any:
             axes.plot([each.mean], [row], color=color, marker=mark, markersize=5)
             said = f"{number(each.mean, 3, '+')}  {word(each)}".replace("-", "−") * (not several)
             axes.annotate(said, (1.02, row), xycoords=("axes fraction", "data"), va="center", color=color, fontsize=8)
-        axes.set_title(plain(results.folder.name) * several, fontsize=8)
+        axes.set_title(plain(results.folder.name.replace("_", "\n")) * several, fontsize=8)  # five fit side by side
         axes.axvline(0, color="0.3", linewidth=0.9)
         axes.grid(True, axis="x")
         axes.tick_params(axis="y", length=0)
