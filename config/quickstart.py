@@ -25,7 +25,7 @@ mlp = "swiglu"
 n_inner = 344  # 3 matrices, with about as many parameters as 2 of 4 n_embd
 qk_norm = True
 
-optimizer = "muon"  # gains most by itself at equal time (docs/findings.md)
+optimizer = "muon"  # gains much by itself at this size (docs/findings.md)
 learning_rate = 1e-2
 schedule = "wsd"
 min_lr = 0.0

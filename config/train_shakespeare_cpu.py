@@ -20,10 +20,10 @@ n_head = 3
 n_embd = 96
 bigrams = 65 * 65  # a row for each pair of characters: without them, a layer has to find out what stands before
 activation = "gelu"  # exact, nanoGPT's: a CPU computes it 3 to 6 times as fast as GPT-2's tanh form
-position = "rotary"  # with the norm, it learns faster in a short run
+position = "rotary"  # gains much by itself (docs/findings.md)
 qk_norm = True
 
-optimizer = "muon"  # gains most by itself at equal time (docs/findings.md)
+optimizer = "muon"  # gains much by itself in a small model (docs/findings.md)
 learning_rate = 1.8e-2
 schedule = "wsd"
 min_lr = 0.0
