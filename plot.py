@@ -46,7 +46,7 @@ LONGEST_NAME = 100  # bytes of a figure's file name that its runs take at most; 
 def finding(runs: list[LoggedRun], y: str) -> str:
     """The title of a figure of `y`: which loss the runs reached; of what is no loss, what it is."""
     if y not in ("loss", "bits_per_byte"):
-        return f"{MEANING.get(y, y).capitalize()}: {', '.join(names_of(runs))}"
+        return f"{(what := MEANING.get(y, y))[0].upper()}{what[1:]}: {', '.join(names_of(runs))}"
     if len(runs) > 1:
         return report_page.headline(runs, y).removesuffix(".")
     ((_, validation),) = (run.lines(y) for run in runs)
@@ -75,7 +75,7 @@ def draw_panel(axes, runs: list[LoggedRun], y: str, x: str) -> None:
         for line in run.lines(y):
             shown.append(line)
             at = run.position(line.iters, x) / scale
-            name = plain(f"{label}: {line.name}") if len(runs) > 1 else line.name
+            name = plain(f"{' ' * label.startswith('_')}{label}: {line.name}") if len(runs) > 1 else line.name
             look = dict(color=COLOURS[n % len(COLOURS)], linewidth=0.9)
             if line.name == "validation":
                 for last in line.values[-1:]:

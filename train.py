@@ -140,7 +140,7 @@ def training_loop(run: Run) -> None:
                 results = train_step(state, s, run.micro_steps)
         except Exception as error:
             # another process, the data or the user's kernel has failed, and our weights are sound
-            if isinstance(error, UserError) or is_own(s.attention):
+            if isinstance(error, (UserError, OSError)) or is_own(s.attention):
                 run.save_whole_steps()
             raise
         # results.add sums the flags over the ranks, so that all stop at the same step

@@ -91,10 +91,10 @@ def test_an_axis_has_its_unit(tmp_path, axes, steps, unit, end):
 
 def test_the_legend_names_both_lines_of_each_run(tmp_path, axes):
     # it used to name the training line once, in grey, whatever the colour of the lines
-    plot.draw_panel(axes, [some_run(tmp_path / "a"), some_run(tmp_path / "b")], "loss", "time")
+    plot.draw_panel(axes, [some_run(tmp_path / "_a"), some_run(tmp_path / "b")], "loss", "time")
     labels = [text.get_text() for text in axes.legend().get_texts()]
     end = "validation, at the end 2.000"
-    assert labels == ["a: training", f"a: {end}", "b: training", f"b: {end}"]
+    assert labels == [" _a: training", f" _a: {end}", "b: training", f"b: {end}"]
     a, _, b, validation = axes.lines
     assert b.get_color() == validation.get_color() != a.get_color()
 
@@ -158,7 +158,7 @@ def test_a_title_says_the_finding(tmp_path):
     assert plot.finding([good], "loss") == f"Validation loss {last:.3f} after 30 iterations"
     assert plot.finding([good, bad], "loss") == f"good ends lowest, at {last:.4f} nats per token"
     assert plot.finding([young], "loss") == "Validation loss: young has not been evaluated"
-    assert plot.finding([good, bad], "lr") == "Learning rate: good, bad"
+    assert plot.finding([good, bad], "memory") == "Peak memory (GiB): good, bad"  # it was (gib)
     lowest, good.eval["val_loss"][-1] = good.eval["val_loss"][:-1].min(), 9.0  # the title of an overfitted run
     assert plot.finding([good], "loss").endswith(f"after 30 iterations, the lowest {lowest:.3f}")
     good.eval["val_loss"][-1] = math.nan

@@ -14,7 +14,7 @@ def main():
     """Write the bins of Shakespeare, or of --input. The text is cut before it is tokenized, as in nanoGPT."""
     args = prepare.parser(__file__, __doc__).parse_args()
     corpus = prepare.files(args, __file__, *prepare.TINY_SHAKESPEARE)
-    text = "".join(text for file in corpus.files for text, _ in corpus.read(file))
+    text = "".join(text + "\n" * last for file in corpus.files for text, last in corpus.read(file))[:-1]
     encode = Tokenizer(GPT2).encode_text
     cut = int(0.9 * len(text))
     splits = {"train": [encode(text[:cut])], "val": [encode(text[cut:])]}

@@ -55,7 +55,7 @@ def encoding_of(path: pathlib.Path, given: str, say: Callable[[str], None]) -> s
     given: NAME, or FILE:NAME for files whose names the pattern FILE matches; several have commas between them.
     Raises UserError if the file is no text, is UTF-8 but for some bytes, or if no encoding is sure.
     """
-    decoder, at, bad = codecs.getincrementaldecoder("utf-8")(), 0, ""
+    decoder, at, bad, sure = codecs.getincrementaldecoder("utf-8")(), 0, "", False
     with unpacked(path) as file:
         head = raw = file.read(CHUNK)
         if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -63,6 +63,7 @@ def encoding_of(path: pathlib.Path, given: str, say: Callable[[str], None]) -> s
         try:
             while raw:
                 decoder.decode(raw)
+                sure = sure or not raw.isascii()  # it has letters of UTF-8
                 at, raw = at + len(raw), file.read(CHUNK)
             decoder.decode(b"", final=True)
         except UnicodeDecodeError as error:
@@ -72,8 +73,8 @@ def encoding_of(path: pathlib.Path, given: str, say: Callable[[str], None]) -> s
         return "utf-8-sig"  # with a byte order mark or without
     text = (raw or head).decode(errors="replace")
     valid, lost = len(re.findall(r"[^\x00-\x7f\ufffd]", text)), text.count("\N{REPLACEMENT CHARACTER}")
-    if bad and (valid > lost or head.startswith(codecs.BOM_UTF8)):
-        raise UserError(f"{path} is UTF-8 but for {bad}: mend it")  # whatever it is called
+    if sure or valid > lost or head.startswith(codecs.BOM_UTF8):
+        raise UserError(f"{path} is UTF-8 but for {bad or 'zero bytes'}: mend it")  # whatever it is called
     for pattern, _, name in (each.rpartition(":") for each in given.split(",")):
         if name and (not pattern or path.match(pattern)):
             name = READ_AS.get(codecs.lookup(name).name, name)
@@ -83,11 +84,10 @@ def encoding_of(path: pathlib.Path, given: str, say: Callable[[str], None]) -> s
         raise UserError(f"{path} is no text: it has zero bytes. Remove it, or say --encoding, as in utf-16-le")
     import charset_normalizer  # after UTF-8, which most texts are
 
-    found = list(charset_normalizer.from_bytes(raw or head, cp_isolation=GUESSED))
+    end = raw.rfind(b"\n") if len(raw) == CHUNK else None  # of its last whole line: a character may be cut in two
+    found = list(charset_normalizer.from_bytes(raw[:end] or head, cp_isolation=GUESSED))
     likely = [e for e in found if e.chaos < found[0].chaos + CLOSE and e.coherence > found[0].coherence - CLOSE]
-    names = [each.encoding for each in likely]
-    if any("cp1252" in each.could_be_from_charset for each in likely):
-        names = ["cp1252"]
+    names = ["cp1252"] if any("cp1252" in e.could_be_from_charset for e in likely) else [e.encoding for e in likely]
     if len(names) != 1:
         raise UserError(f"{path} is not UTF-8 ({bad}), nor surely anything else: say --encoding=NAME, or convert it")
     say(f"reading {path} as {names[0]}, by its letters: say --encoding=NAME if it is another")

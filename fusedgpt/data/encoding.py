@@ -36,7 +36,7 @@ SAMPLE = 64  # train a BPE on the first batches
 # a text with every byte of UTF-8, letters of both cases and all blanks; in NFC, because some models compose characters
 POINTS = [*range(0x800), *range(0x800, 0xD800, 0x800), *range(0xE000, 0x110000, 0x1000)]
 EVERY_BYTE = unicodedata.normalize("NFC", "".join(map(chr, POINTS)))
-ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<｜end▁of▁sentence｜>")  # the token's names; the last is DeepSeek's
+ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>")  # the last are Gemma's, DeepSeek's
 
 
 def pieces(fragments: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, int | None]]:

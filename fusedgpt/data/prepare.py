@@ -31,9 +31,9 @@ FEWEST_VALIDATION_TOKENS = 4096  # or a tenth of the text, if that is fewer
 def parser(script: str, description: str, reading: bool = True) -> argparse.ArgumentParser:
     """The argument parser of a prepare script. reading: with --input, and how it is read, which `files` takes."""
     parser, default = argparse.ArgumentParser(description=description), home.data_folder(script)
-    parser.add_argument("--out_dir", type=pathlib.Path, metavar="DIR", default=default, help="default: %(default)s")
+    take = {"type": lambda path: pathlib.Path(os.path.expanduser(path)), "metavar": "PATH"}  # --input=~/a stays so
+    parser.add_argument("--out_dir", default=default, **take, help="default: %(default)s")
     if reading:
-        take = {"type": pathlib.Path, "metavar": "PATH"}
         parser.add_argument("--input", action="extend", nargs="+", default=[], **take, help="local text to use")
         parser.add_argument("input", action="extend", nargs="*", **take, help="the same as --input")
         parser.add_argument("--text_column", metavar="NAME", default="text", help="of tables; default: %(default)s")
@@ -101,7 +101,7 @@ def by_text(documents: np.ndarray, fraction: float) -> dict[str, np.ndarray]:
 def as_nanogpt(documents: np.ndarray, fraction: float) -> dict[str, np.ndarray]:
     """As `by_text`, but drawn, and in the order of the draw, as by nanoGPT's `train_test_split(seed=2357)`."""
     order = np.random.default_rng(2357).permutation(len(documents))
-    held_out = max(1, round(fraction * len(documents)))
+    held_out = int(np.ceil(fraction * len(documents)))
     return _whole_documents(documents, order[:held_out], order[held_out:], fraction)
 
 
@@ -158,5 +158,6 @@ def write(folder: pathlib.Path, splits: dict, source: str, tokenizer: str, vocab
     for split, count in meta["tokens"].items():
         print(f"{folder / split}.bin: {count:,} tokens")
     if config:
+        named = folder.resolve() if (home.ROOT / "data" / folder).is_dir() else folder  # not that of data/
         few = " --dropout=0.2" * (config.endswith("text_cpu.py") and meta["tokens"]["train"] < FEW)
-        print(home.as_called(f"next: python train.py {config} --dataset={shlex.quote(str(folder))}{few}"))
+        print(home.as_called(f"next: python train.py {config} --dataset={shlex.quote(str(named))}{few}"))

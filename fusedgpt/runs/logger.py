@@ -1,5 +1,6 @@
 """What a run says: lines above a bar, metrics.jsonl, run.json, report.html, and wandb."""
 
+import contextlib
 import json
 import math
 import os
@@ -23,7 +24,7 @@ SHARE_OF_REPORTS = 0.01  # spend at most this share of the time on report.html, 
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix}"  # for tqdm, which cuts off what does not fit
 
 
-class Logger:
+class Logger(contextlib.AbstractContextManager):
     """Prints lines and, once `open`, writes the metrics of each iteration and evaluation; only on the `main` rank.
 
     A line of metrics.jsonl is {"kind": "train" | "eval" | "score" | "sample", "iter": …, …}. Lines that the disk
@@ -53,7 +54,7 @@ class Logger:
         if s["init_from"] == "resume":
             rows = self._metrics_before(start, s)
             before = record_of(out_dir)
-            record.setdefault("time", before.get("time"))
+            record |= {name: before[name] for name in ("time", "wandb_id") if name in before}
             if before and start >= s["max_iters"]:  # no step will be made: the record stays that of the steps made
                 record = self.record = before
         else:
@@ -75,7 +76,7 @@ class Logger:
             return []
         # the evaluation at the end of a run is not repeated if the run trains on and its end was at no interval
         every, ends = {"train": 1, "eval": s["eval_interval"], "sample": s["sample_interval"]}, start >= s["max_iters"]
-        every["score"] = every["eval"]
+        every["score"] = every["eval"] * bool(s["eval_tasks"])
         again = {kind for kind, interval in every.items() if interval and (start % interval == 0 or ends)}
         return [row for row in read_metrics(self.out_dir) if row["iter"] < start + (row["kind"] not in again)]
 
@@ -111,11 +112,10 @@ class Logger:
             line += f"; backward seen: {' + '.join(receipt['backward'])}"
         self.say(line)
 
-    def __enter__(self):
-        return self
-
     def __exit__(self, *_):
         self.bar.close()  # or the sentence of an error would begin behind it
+        if self.lines and not self.lock.file.closed and self._attempt("NOT WRITTEN: report.html", self.lock.check):
+            self._write_report(running=False)  # after an error
 
     def shorten(self, iterations: int) -> None:
         """From now on, the run has so many iterations: the bar and run.json, whose settings have changed, show it."""

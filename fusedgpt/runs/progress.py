@@ -140,7 +140,7 @@ class Cost:
     def estimate(self, done: int, s: Settings) -> str:
         """One line that says how long the run still takes after `done` steps."""
         seconds = self.seconds(done, s)
-        when = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
+        when = datetime.datetime.now() + datetime.timedelta(seconds=min(seconds, 1e11))  # years end at 9999
         return f"estimate: {in_words(seconds)}, until {when:%a %Y-%m-%d %H:%M}: {self.parts(done, s)}"
 
     def _left(self, done, s):

@@ -210,13 +210,13 @@ class Run:
         state, s = self.state, self.s
         cost = progress.Cost.of(state.step_ms, state.evaluation_s, state.samples_s)
         timed = len(state.step_ms) >= progress.STEPS_OF_AN_ESTIMATE
-        if timed and not state.estimated and state.iteration < s.max_iters:
+        # a run whose time is up evaluates once more
+        limit = self.deadline - time.perf_counter() + state.evaluation_s
+        if timed and not state.estimated and state.iteration < s.max_iters and cost.seconds(state.iteration, s) < limit:
             state.estimated = True
             self.logger.say(cost.estimate(state.iteration, s))
         if timed:
             budget.shorten(self, cost)
-        # a run whose time is up evaluates once more
-        limit = self.deadline - time.perf_counter() + state.evaluation_s
         self.logger.ends_in(min(cost.seconds(state.iteration, self.s), limit))
 
     def draw_samples(self) -> list[tuple[str, str]]:

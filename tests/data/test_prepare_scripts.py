@@ -46,7 +46,8 @@ def test_python_stdlib_is_split_by_file(tmp_path, monkeypatch):
     for n in range(40):
         (tmp_path / f"m{n}.py").write_text(f"module_{n} = {n}\n" * 3)
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-    main_of("python_stdlib", monkeypatch, f"--out_dir={tmp_path / 'out'}")()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    main_of("python_stdlib", monkeypatch, "--out_dir=~/out")()
     text = [(tmp_path / "out" / f"{split}.bin").read_bytes()[::2].decode() for split in ("train", "val")]
     modules = [set(re.findall(r"module_\d+", each)) for each in text]
     assert modules[0] | modules[1] == {f"module_{n}" for n in range(40)}
@@ -94,8 +95,8 @@ def test_a_data_set_of_the_hub_is_of_one_commit(monkeypatch, name):
 
 
 def test_shakespeare_is_cut_before_it_is_tokenized(monkeypatch, tmp_path):
-    (tmp_path / "a.txt").write_text("to be or not to be?\n")
-    main = main_of("shakespeare", monkeypatch, tmp_path / "a.txt", f"--out_dir={tmp_path}")
+    (tmp_path / "a.jsonl").write_text('{"text": "to be or not"}\n{"text": "to be?\\n"}\n')  # rows were glued
+    main = main_of("shakespeare", monkeypatch, tmp_path / "a.jsonl", f"--out_dir={tmp_path}")
     monkeypatch.setitem(main.__globals__, "Tokenizer", lambda meta: Tokenizer({"tokenizer": "byte", "vocab_size": 256}))
     main()
     assert np.fromfile(tmp_path / "val.bin", "<u2").tolist() == list(b"?\n")
@@ -103,9 +104,7 @@ def test_shakespeare_is_cut_before_it_is_tokenized(monkeypatch, tmp_path):
 
 
 def test_bad_input_is_one_sentence(tmp_path):
-    contents = {"empty.txt": b"", "bom.txt": b"\xef\xbb\xbf"}
-    contents["rows.jsonl"] = b'{"text": ""}\n' * 99  # made bins of ends of text alone
-    for name, raw in contents.items():
+    for name, raw in {"empty.txt": b"", "bom.txt": b"\xef\xbb\xbf", "rows.jsonl": b'{"text": ""}\n' * 99}.items():
         (tmp_path / name).write_bytes(raw)
     os.mkfifo(tmp_path / "fifo.txt")  # it used to be waited for without end
     for name, file, said in [
@@ -113,7 +112,7 @@ def test_bad_input_is_one_sentence(tmp_path):
         ("shakespeare_char", "fifo.txt", "fifo.txt cannot be read: name a local file or folder"),
         ("shakespeare_char", "empty.txt", "holds no text"),
         ("shakespeare_char", "bom.txt", "holds no text"),
-        ("shakespeare_char", "rows.jsonl", "holds no text"),
+        ("shakespeare_char", "rows.jsonl", "holds no text"),  # made bins of ends of text alone
     ]:
         assert said in fails(f"data/{name}/prepare.py", f"--out_dir={tmp_path / 'out'}", tmp_path / file)
     assert not (tmp_path / "out" / "meta.json").exists()

@@ -78,10 +78,7 @@ REFUSED = {
     # the other weights were left out, for a model of one of two layers
     "fewer layers": (lambda f: change(f, n_layer=1), "transformer.h.1.attn.c_attn.bias"),
     "NaN": (lambda f: reweigh(f, lambda w: w | {ONE: w[ONE].log()}), f"not finite floating-point numbers: {ONE}"),
-    "a pickle": (
-        lambda f: pickled(f).write_bytes(pickle.dumps(["x" * 10**5, Evil()])),
-        "Weights only load failed",
-    ),
+    "a pickle": (lambda f: pickled(f).write_bytes(pickle.dumps(["x" * 10**5, Evil()])), "Weights only load failed"),
     "torch's pickle": (lambda f: torch.save(["x" * 10**5, Evil()], pickled(f)), "Weights only load failed"),
     "outside": (elsewhere, "names '../outside.safetensors', which is not beside it"),
 }

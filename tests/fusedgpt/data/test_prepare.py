@@ -30,9 +30,10 @@ def test_a_preparation_that_fails_keeps_the_old_one(tmp_path, monkeypatch, last)
     assert before == {f.name: f.read_bytes() for f in tmp_path.iterdir()}
 
 
-def test_a_long_text_is_proposed_without_dropout(tmp_path, capsys):
-    prepare.write(tmp_path, {"train": [[0] * 300_000], "val": []}, "x", "byte", 256, "config/train_text_cpu.py")
-    assert capsys.readouterr().out.endswith(f"train_text_cpu.py --dataset={tmp_path}\n")
+def test_a_long_text_is_proposed_without_dropout(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    prepare.write("text", {"train": [[0] * 300_000], "val": []}, "x", "byte", 256, "config/train_text_cpu.py")
+    assert capsys.readouterr().out.endswith(f"train_text_cpu.py --dataset={tmp_path}/text\n")  # not data/text
 
 
 def test_an_id_beyond_the_vocabulary_is_not_written(tmp_path):
@@ -78,6 +79,7 @@ def chosen(split, documents):
 def test_a_single_document_is_split_as_nanogpt_does():
     for n in (100, 1_115_394, 12_345_677):
         assert prepare.by_text(of([n]), 0.1)["val"].tolist() == [[int(0.9 * n), n]]
+    assert len(chosen(prepare.as_nanogpt(each := of([3000] * 2200), 0.0005), each)) == 2  # as `datasets` rounds
 
 
 def test_a_document_keeps_its_split_when_others_come():

@@ -20,7 +20,7 @@ def opened(out_dir):
     """A logger with the folder of a new run."""
     out_dir.mkdir(exist_ok=True)
     log = logger.Logger(main=True)
-    log.open(out_dir, 0, {"settings": dataclasses.asdict(Settings())}, lock(out_dir), math.inf)
+    log.open(out_dir, 0, {"settings": dataclasses.asdict(Settings()), "wandb_id": "own"}, lock(out_dir), math.inf)
     return log
 
 
@@ -63,8 +63,10 @@ def test_a_resumed_run_forgets_losses_below_its_best(tmp_path):
     log = opened(tmp_path)
     for n, loss in enumerate((1.5, 2.0, 1.8)):
         log.evaluation({"iter": n, "train_loss": 1.0, "val_loss": loss})
-    log.open(tmp_path, 3, {"settings": dataclasses.asdict(Settings(init_from="resume"))}, log.lock, 1.8)
+    log.scores({"iter": 2000, "acc": 0.5})  # was lost without eval_tasks, and wandb's id without wandb_log
+    log.open(tmp_path, 2000, {"settings": dataclasses.asdict(Settings(init_from="resume"))}, log.lock, 1.8)
     assert [row["val_loss"] for row in log.evaluations] == [2.0, 1.8]
+    assert rows(tmp_path, "score") and log.record["wandb_id"] == "own"
 
 
 def test_the_page_takes_its_share_of_the_time(tmp_path, monkeypatch):
@@ -88,9 +90,8 @@ def on_a_terminal(columns, settings):
     with on_terminal("train.py", *flags(settings), columns=columns) as (child, keys):
         shown = b""
         while child.is_alive() or select.select([keys], [], [], 0)[0]:
-            if select.select([keys, child.sentinel], [], [])[0][0] != keys:
-                continue
-            shown += os.read(keys, 10_000)
+            if select.select([keys, child.sentinel], [], [])[0][0] == keys:
+                shown += os.read(keys, 10_000)
         return shown.decode(), child.exitcode
 
 

@@ -97,6 +97,7 @@ def test_patience_ends_a_run_that_overfits(tmp_path, data, monkeypatch, capsys):
         (99, 60.0, {}, "62 s", "1 step of 2 s, and 1 evaluation of 60 s"),
         # a resumed run said that its evaluations take 0 s before its first evaluation
         (0, 0.0, {}, "3.33 min", "100 steps of 2 s, and 5 evaluations, not timed yet"),
+        (0, 1.0, dict(max_iters=10**12, eval_interval=0), "2.31e+07 days", "1,000,000,000,000 steps of 2 s"),
         (1, 1.0, dict(sample_interval=50), "6.7 min", "4 evaluations of 1 s, and 2 samplings of 100 s"),
     ],
 )
