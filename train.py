@@ -160,6 +160,8 @@ def join(s: Settings) -> tuple[Settings, distributed.Ranks, torch.device]:
     ranks = distributed.ranks(s.parallel, s.shard_size, s.timeout)
     ranks.micro_steps(s.gradient_accumulation_steps)  # raises before any rank waits for another
     device = resolve_device(s.device, ranks.local_rank)
+    if device.type == "mps" and s.dropout and s.recompute != "none":
+        raise UserError("on mps PyTorch recomputes with other dropout (pytorch#194478): give --recompute=none")
     distributed.join(ranks, s.backend, device, s.timeout)
     if device.type == "cpu":
         memory.keep_freed_memory(ranks.shards == 1)
@@ -187,9 +189,8 @@ def build_model(s: Settings, meta: dict, saved: dict | None, ranks, device: torc
     """
     fit = dict(batch_size=s.batch_size, device=device, dtype=resolve_dtype(s.dtype, device), backward=not s.eval_only)
     estimate_memory = functools.partial(fits.check_run, s, ranks.world, say, **fit)
-    changes = {"dropout": s.dropout, "loss": s.loss, "recompute": s.recompute, "document_start": None}
-    if s.mask == "document":
-        changes["document_start"] = dataset.separator(meta, s.dataset)
+    changes = {"dropout": s.dropout, "loss": s.loss, "recompute": s.recompute}
+    changes["document_start"] = dataset.separator(meta, s.dataset) if s.mask == "document" else None
     if s.activation:
         changes["activation"] = s.activation
     empty = torch.device("meta" if ranks.shards > 1 else "cpu")
@@ -324,8 +325,7 @@ def main(s: Settings) -> None:
             from fusedgpt.interchange.harness import Scorer  # lm_eval takes seconds to import
 
             run.scorer = Scorer(s.eval_tasks, run.state.model, run.state.cast, run.meta, ranks, s.batch_size)
-        step = functools.partial(train_step, run.state, run.s, run.micro_steps)
-        budget.settle(run, step, began)
+        budget.settle(run, functools.partial(train_step, run.state, run.s, run.micro_steps), began)
         if run.s.init_from != "resume" and not s.eval_only:
             logger.say(reading_line(run.s, len(run.loader.files["train"]), run.record["parameters"]))
         memory.reset_peak_memory(device)  # compilation, the rehearsal and the timing are over

@@ -37,7 +37,7 @@ def is_panic(error: BaseException) -> bool:
 def out_of_memory(error: BaseException) -> bool:
     """Whether an exception means that memory is full. On a CPU, PyTorch and threading raise a plain RuntimeError."""
     full = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's, without its import
-    signs = ("DefaultCPUAllocator", "Cannot allocate memory", "can't start new thread")
+    signs = ("DefaultCPUAllocator", "MPS backend out of memory", "Cannot allocate memory", "can't start new thread")
     return full or (isinstance(error, (RuntimeError, OSError)) and any(sign in first_line(error) for sign in signs))
 
 

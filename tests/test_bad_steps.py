@@ -3,6 +3,7 @@
 import itertools
 import math
 import shutil
+from unittest import mock
 
 import pytest
 import torch
@@ -64,12 +65,9 @@ def test_another_process_gone_saves_whatever_the_unread_steps_were(tmp_path, dat
             raise error
         return step(state, *args)
 
-    def explain(*args):
-        raise UserError("so is the explanation")
-
     monkeypatch.setattr(distributed, "gradient_norm", spoilt)
     monkeypatch.setattr(train, "train_step", dies)
-    monkeypatch.setattr(nonfinite, "explain", explain)
+    monkeypatch.setattr(nonfinite, "explain", mock.Mock(side_effect=UserError("so is the explanation")))
     with pytest.raises(type(error), match="gone"):
         run(tmp_path, data, log_interval=100, eval_interval=100)
     assert [row["iter"] for row in rows(tmp_path)] == list(range(7))

@@ -210,6 +210,9 @@ def test_a_run_whose_kernel_is_another_ends(tmp_path, data, monkeypatch):
     monkeypatch.setattr(train, "observe", lambda *_, **__: flash)
     with pytest.raises(UserError, match="attention='manual' was asked for, but the profiler saw flash"):
         run(tmp_path, data, attention="manual")
+    monkeypatch.setattr(train, "resolve_device", lambda *_: torch.device("mps"))
+    with pytest.raises(UserError, match="on mps PyTorch recomputes with other dropout"):
+        run(tmp_path, data, recompute="block", dropout=0.1)
 
 
 def test_scripts_run_without_what_they_do_not_use(tmp_path, data, small_run):

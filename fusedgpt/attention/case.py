@@ -78,7 +78,9 @@ class Case:
         return self._placed(F.one_hot(q.argmax(-1), q.size(-1)), (levels * step).expand_as(k), v, dy)
 
     def _placed(self, q, k, v, dy):
-        q, k, v, dy = (x.to(self.device, self.dtype, copy=True) for x in (q, k, v, dy))
+        # as in the model, views of (B, T, nh, hs): a kernel was wrong for these alone (pytorch#181133)
+        to = dict(device=self.device, dtype=self.dtype, copy=True, memory_format=torch.contiguous_format)
+        q, k, v, dy = (x.transpose(1, 2).to(**to).transpose(1, 2) for x in (q, k, v, dy))
         return *(x.requires_grad_(self.backward) for x in (q, k, v)), dy
 
     def run(self, attend: Attend, q: Tensor, k: Tensor, v: Tensor, dy: Tensor) -> tuple[Tensor, ...]:

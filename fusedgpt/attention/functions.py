@@ -140,13 +140,8 @@ def _with_flag(q, k, v, dropout_p, documents=None, window=None):
     T, Tk = q.size(-2), k.size(-2)
     if Tk == T:
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True, **_grouped(q, k))
-    if T == 1:
-        return as_rows(q, k, v, None, dropout_p)
-    from torch.nn.attention.bias import causal_lower_right  # imports torch._dynamo, which takes a second
-
     # is_causal aligns the mask to the top left: the first query after a cache would see the first key only
-    mask = causal_lower_right(T, Tk)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p, **_grouped(q, k))
+    return as_rows(q, k, v, None, dropout_p) if T == 1 else _with_mask(q, k, v, dropout_p)
 
 
 def _with_mask(q, k, v, dropout_p, documents=None, window=None):

@@ -19,7 +19,7 @@ def resolve_device(name: str, local_rank: int | None = None) -> torch.device:
     """
     here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
-        name = next(kind for kind in here if here[kind])
+        name = next(kind for kind in here if here[kind] and (kind != "mps" or local_rank is None))  # no group has mps
     if not here.get(name.partition(":")[0]):
         names = " or ".join(f"--device={kind}" for kind in here if here[kind])
         raise UserError(f"device={name!r} is not on this machine, or not supported: give {names}, or leave it out")

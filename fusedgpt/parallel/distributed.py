@@ -221,13 +221,14 @@ def parallelize(model: Any, ranks: Ranks, device: torch.device, dtype: torch.dty
 
     Every rank has a copy of the model (DDP), or a part of it (FSDP) if `ranks.shards` is more than 1.
     """
+    if compiled:
+        torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True  # flex makes its mask inside
     if ranks.shards > 1:
         from fusedgpt.parallel import fsdp  # takes a second to import
 
         fsdp.shard(model, ranks.shards, ranks.world // ranks.shards, device, dtype, compiled)
         return model
     if compiled:
-        torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True  # flex makes its mask inside
         model.compile()  # compiles at the first call: DDP's gradient buckets cut the graph
     if ranks.world == 1:
         return model

@@ -142,6 +142,7 @@ WRONG = {
     "second sequence": of_rows(lambda shape: (torch.arange(shape[0]) >= 1)[:, None, None, None]),
     "last sequence of more": of_rows(lambda shape: (torch.arange(shape[0]) >= 2)[:, None, None, None]),
     "the whole length": of_rows(lambda shape: rows_of(shape) >= 320),
+    "views": lambda q, k, v, dropout_p=0.0: ATTENTION["manual"](q, k, v) * (1 if q.is_contiguous() else 0.5),
     "clamped at 60": of_scores(60.0),
     "clamped at 8": of_scores(8.0),
     "dk in bfloat16": gradient_off(torch.bfloat16),

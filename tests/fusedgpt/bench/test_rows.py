@@ -70,11 +70,8 @@ def test_files_that_bench_did_not_write_are_one_sentence(tmp_path, lines, messag
         *((kind("not on MPS"), "refused", "not on MPS") for kind in (ValueError, AssertionError, NotImplementedError)),
         (UserError("attention='x' cannot run: CUDA out of memory. Tried"), "out of memory", "attention='x' cannot"),
         (torch.OutOfMemoryError("no room"), "out of memory", "no room"),
-        (
-            RuntimeError("[enforce] DefaultCPUAllocator: can't allocate"),
-            "out of memory",
-            "[enforce] DefaultCPUAllocator",
-        ),
+        (RuntimeError("[enforce] DefaultCPUAllocator: can't allocate"), "out of memory", "[enforce] Default"),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 9 GB"), "out of memory", "MPS backend"),
         (proof.ParityError("1.0e+00"), "parity failed", "1.0e+00"),
         (rows.Ended("failed", "it hung"), "failed", "it hung"),
         (torch.AcceleratorError("an illegal access"), "failed", "AcceleratorError: an illegal access"),

@@ -11,9 +11,10 @@ from fusedgpt.machine.device import DTYPES, cuda_graphs, resolve_device, resolve
 CPU = torch.device("cpu")
 
 
-def test_device_and_dtype_are_resolved():
-    best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    assert resolve_device("auto").type == best
+def test_device_and_dtype_are_resolved(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert (resolve_device("auto").type, resolve_device("auto", local_rank=0)) == ("mps", CPU)  # gloo has no mps
     assert resolve_device("cpu") == CPU
     assert resolve_dtype("float32", CPU) == torch.float32
     assert resolve_dtype("auto", CPU) in (torch.float32, torch.bfloat16)
