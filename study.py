@@ -13,7 +13,6 @@ same command again.
 """
 
 import dataclasses
-import itertools
 import os
 import pathlib
 import shlex
@@ -45,8 +44,8 @@ def main(args: list[str]) -> None:
     s, folder = request.study, pathlib.Path(request.study.study_dir)
     if s.search:
         request = search.prepared(request)
-    files_and_flags = itertools.chain(*separate(args))
-    new, roots = plan_of(request, search.without_password(shlex.join(["python", "study.py", *files_and_flags])))
+    configs, flags = separate(args)
+    new, roots = plan_of(request, search.without_password(shlex.join(["python", "study.py", *configs, *flags])))
     with files.lock(folder, shared=bool(s.storage)) as lock:
         plan = design.continued(new, folder, s.baseline)
         if not design.has_begun(folder):
@@ -101,8 +100,9 @@ def time_steps(plan: Design, roots: Roots, folder: pathlib.Path) -> None:
         plan.save(folder)
     for name in plan.variants:
         if steps := plan.iterations(name):
-            ms = plan.times[name]["ms"]
-            tqdm.write(f"{name}: {steps:,} iterations of {ms:.4g} ms are {ms * steps / 1e3:.3g} s of steps")
+            s, ms = plan.settings | plan.variants[name], plan.times[name]["ms"]
+            never = ", all in the warm-up: lower warmup_iters" * (s["decay_lr"] and steps <= s["warmup_iters"])
+            tqdm.write(f"{name}: {steps:,} iterations of {ms:.4g} ms are {ms * steps / 1e3:.3g} s of steps{never}")
 
 
 def train(own: Runner, at_once: int) -> None:

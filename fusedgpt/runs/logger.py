@@ -115,7 +115,8 @@ class Logger(contextlib.AbstractContextManager):
     def __exit__(self, *_):
         self.bar.close()  # or the sentence of an error would begin behind it
         if self.lines and not self.lock.file.closed and self._attempt("NOT WRITTEN: report.html", self.lock.check):
-            self._write_report(running=False)  # after an error
+            self._write_report(running=False)  # after an error, whose sentence wandb's last words would follow
+            self._track("finish", 1)
 
     def shorten(self, iterations: int) -> None:
         """From now on, the run has so many iterations: the bar and run.json, whose settings have changed, show it."""
@@ -224,7 +225,6 @@ class Logger(contextlib.AbstractContextManager):
 
     def close(self) -> None:
         """Close whatever was opened. Raises OSError if the last lines of metrics.jsonl are lost."""
-        self.bar.close()
         if self.lines:
             self.lock.check()
             self.lines.flush()

@@ -14,7 +14,7 @@ from fusedgpt.studies.command import Request, looks_of
 # settings of a run that are named differently in each run, or that only say how it starts
 OF_A_RUN = ("out_dir", "init_from", "seed", "wandb_run_name")
 SETTLED = ("attention", "dtype", "compile")  # `auto` settles these once, for all runs
-FIXED = ("kind", "space", "varied", "threads", "minutes")
+FIXED = ("kind", "space", "varied", "minutes")
 
 
 @dataclasses.dataclass

@@ -144,17 +144,16 @@ class Worker:
         # workers would begin with the same settings if they had the same random numbers
         seed = None if shared else (self.plan.seeds[0] + len(study.trials)) % 2**32
         study.sampler = optuna.samplers.TPESampler(seed=seed)
-        if not study.trials:
+        if all(each.state.name == "FAIL" for each in study.trials):  # of none, or the first ended in an error
             study.set_user_attr("fusedgpt", dataclasses.asdict(self.plan))
             baseline = self.plan.variants[self.plan.baseline]
-            study.enqueue_trial({axis: baseline[axis] for axis in self.space}, skip_if_exists=True)
+            study.enqueue_trial({axis: baseline[axis] for axis in self.space}, skip_if_exists=not study.trials)
         if "fusedgpt" not in study.user_attrs:
             raise UserError(f"{without_password(url)} has another program's study of the name {name}")
         design.require_same(Design(**study.user_attrs["fusedgpt"]), self.plan, FIXED, f"the study {name}")
-        if not shared:
-            for trial in self._in_state("RUNNING"):  # of a process that has ended
-                study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-                queue_again(study, trial)
+        for trial in [] if shared else self._in_state("RUNNING"):  # of a process that has ended
+            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+            queue_again(study, trial)
 
     def _in_state(self, name):
         return [each for each in self.study.get_trials(deepcopy=False) if each.state.name == name]
@@ -234,7 +233,8 @@ def sentences(results: Results) -> list[str]:
     best = min(means, key=means.get, default=plan.baseline)
     if best == plan.baseline:
         return [f"no trial that has a value is better than the baseline, {plan.baseline}"]
-    names = [item.partition("=")[0] for item in plan.space.split(",")]
+    # the file of an attention, FILE:FUNCTION, can only stand last
+    names = sorted((item.partition("=")[0].strip() for item in plan.space.split(",")), key="attention".__eq__)
     both = [":".join(str(plan.variants[each][name]) for name in names) for each in (plan.baseline, best)]
     first = max(plan.seeds) + 1
     flags = f"--{','.join(names)}={','.join(both)} --seed={first}..{first + FRESH_SEEDS - 1} --study_dir=out-confirm"

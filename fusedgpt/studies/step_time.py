@@ -34,9 +34,11 @@ def measure(plan: Design, names: list[str], roots: runner.Roots, folder: pathlib
     for all runs. A variant that cannot be timed is missing, unless --minutes needs its time: then it raises UserError.
     """
     reference = next((name for name, each in plan.times.items() if "times" not in each), plan.baseline)
-    found, of_base, optional = {}, [], contextlib.suppress(UserError)
-    if plan.minutes:
-        optional = contextlib.nullcontext()
+    found, of_base = {}, []
+    optional = contextlib.nullcontext() if plan.minutes else contextlib.suppress(UserError)
+    for number in runner.SIGNALS:  # the trainings are sessions of their own, and on macOS they would outlive the study
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
     with optional, contextlib.closing(_Training(plan, reference, roots, folder)) as base:
         base.warm_up()
         runner.settle(plan, base.out_dir, folder)

@@ -202,11 +202,12 @@ def differences(*studies: Results) -> Any:
     for c in (c for results in studies for c in results.comparisons if c.n):
         means.setdefault(c.variant, []).append(c.mean)
     rows = sorted(means, key=lambda name: np.mean(means[name]))
-    figure = Figure(figsize=(WIDTH, 0.5 + 0.3 * len(rows)), layout="constrained")
-    several, notes = len(studies) > 1, ["paired by seed; 95 % intervals"]
-    if not several:  # of several, notes would be longer than the figure
-        notes += [f"Note: {each}" for each in studies[0].warnings()[:3]]
     baseline, *variants = labels([plan.baseline, *rows])
+    names = [textwrap.wrap(name, 26, max_lines=3, placeholder="…") for name in variants]
+    height = 0.4 if any(len(lines) > 2 for lines in names) else 0.3
+    figure = Figure(figsize=(WIDTH, 0.5 + height * len(rows)), layout="constrained")
+    several, notes = len(studies) > 1, ["paired by seed; 95 % intervals"]
+    notes += [f"Note: {each}" for each in studies[0].warnings()[:3]] * (not several)  # or they are longer than it
     style.title(figure, f"Difference in {WHAT[plan.metric]} to {baseline}", notes)
     panels = figure.subplots(1, len(studies), sharex=True, sharey=True, squeeze=False)[0]
     for axes, results in zip(panels, studies):
@@ -222,7 +223,6 @@ def differences(*studies: Results) -> Any:
         axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     figure.supxlabel(f"difference in {WHAT[plan.metric]}: left is better", fontsize=8.5)
-    names = [textwrap.wrap(name, 26, max_lines=2, placeholder="…") for name in variants]
     panels[0].set_yticks(range(len(rows)), [plain("\n".join(lines)) for lines in names], fontsize=8)
     return figure
 
@@ -232,7 +232,7 @@ def side_by_side(folders: list[pathlib.Path]) -> pathlib.Path:
 
     Raises UserError if they do not compare the same with the same, or if none has a verdict.
     """
-    studies, path = [read(folder) for folder in folders], folders[0].parent / "differences.png"
+    studies, path = [read(folder) for folder in folders], folders[0].resolve().parent / "differences.png"
     if len({(results.design.metric, results.design.baseline) for results in studies}) > 1:
         raise UserError("these studies have another --metric or another baseline: draw each in a figure of its own")
     if not (drawn := images(*studies)):

@@ -67,6 +67,9 @@ def test_a_resumed_run_forgets_losses_below_its_best(tmp_path):
     log.open(tmp_path, 2000, {"settings": dataclasses.asdict(Settings(init_from="resume"))}, log.lock, 1.8)
     assert [row["val_loss"] for row in log.evaluations] == [2.0, 1.8]
     assert rows(tmp_path, "score") and log.record["wandb_id"] == "own"
+    log.tracker = tracker = mock.Mock()
+    log.__exit__()
+    tracker.finish.assert_called_once_with(1)  # its last words stood behind an error, and a study took them for it
 
 
 def test_the_page_takes_its_share_of_the_time(tmp_path, monkeypatch):

@@ -19,9 +19,9 @@ def begun(folder):
     return folder
 
 
-def plan(seeds=(1, 2), variants=VARIANTS, code="abc", data="def", version="working tree", study=None, **shared):
+def plan(seeds=(1, 2), variants=VARIANTS, code="a", data="d", version="working tree", study=None, cores=None, **shared):
     request = Request(StudySettings(**study or {}), Settings(**shared), dict(variants), list(seeds), [])
-    return design.of(request, "grid", "python study.py", {version: code}, {"text/train": data}, None)
+    return design.of(request, "grid", "python study.py", {version: code}, {"text/train": data}, cores)
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_variants_that_are_added_leave_the_planned_ones_and_the_looks_alone(tmp_
     assert now.changes == ["the variant learning_rate=0.004 was added"]
     # the baseline of the study is none of these
     design.continued(plan(variants=ADDED, study=dict(baseline="learning_rate=0.002")), tmp_path, "learning_rate=0.002")
-    again = design.continued(plan(), tmp_path)  # the same command changes nothing
-    assert again.planned == ["learning_rate=0.002"] and again.changes == []
+    again = design.continued(plan(cores=8), tmp_path)  # the same command changes nothing, with other cores too
+    assert again.planned == ["learning_rate=0.002"] and again.changes == [] and again.threads is None
 
 
 @pytest.mark.parametrize(

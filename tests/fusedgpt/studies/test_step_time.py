@@ -34,8 +34,7 @@ def test_a_step_that_takes_twice_as_long_is_found_and_who_cannot_train_is_not_ti
     # a learning rate that diverges, or two models that do not fit a GPU together, ended the study before its first run
     all_of_them = {f"n_layer={n}": {"n_layer": n} for n in (1, 2, 13)}
     one = plan(all_of_them)
-    found = measure(one)
-    assert found == {"n_layer=1": dict(ms=11.0), "n_layer=2": dict(ms=22.0, times=2.0, low=2.0, high=2.0)}
+    assert measure(one) == {"n_layer=1": dict(ms=11.0), "n_layer=2": dict(ms=22.0, times=2.0, low=2.0, high=2.0)}
     assert one.settled == {"attention": "settled", "dtype": "settled", "compile": "settled"}
     with pytest.raises(UserError, match="n_layer=13 cannot train: n_layer=13 is unlucky"):
         measure(plan(all_of_them, minutes=1.0), ["n_layer=13"])
