@@ -62,7 +62,7 @@ def main(name: str, args: list[str]) -> None:
     end_on_signals()
     folder = pathlib.Path(s.results) / name
     try:
-        kinds.measure(name, [name, *args], s, device, folder)
+        kinds.measure(name, [name, *args], s, device, chosen, folder)
     finally:
         if (folder / "rows.jsonl").exists():
             print(f"wrote {', '.join(map(str, report.write(folder, kind.SHOWN)))}")

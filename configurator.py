@@ -136,9 +136,7 @@ def _assignments(file, settings):
     names = {"__builtins__": read, "__name__": "<config file>", "__file__": file}
     try:
         exec(compile(pathlib.Path(file).read_bytes(), file, "exec"), names)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # also exit(), which would end the script with status 0
+    except (Exception, SystemExit) as error:  # exit() would end the script with status 0
         raise UserError(f"config file {file} fails: {type(error).__name__}: {first_line(error)}") from error
     own = {name for name, v in names.items() if callable(v) or isinstance(v, types.ModuleType)} - vars(settings).keys()
     found = {name: v for name, v in names.items() if name not in own}

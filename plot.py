@@ -110,10 +110,7 @@ def draw(runs: list[LoggedRun], path: pathlib.Path, y: str | None = None, x: str
 
     A value that was not finite (null in metrics.jsonl) is a gap.
     """
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
 
     main = losses_in(runs) if y in (None, "loss") else y
     others = sorted({name for run in runs for name in run.others})
@@ -121,14 +118,14 @@ def draw(runs: list[LoggedRun], path: pathlib.Path, y: str | None = None, x: str
     rows = [[main, main], *([*small[n : n + 2], "."][:2] for n in range(0, len(small), 2))]
     heights = [1.9] + [1] * (len(rows) - 1)
     size = (WIDTH, 4 if y else 3.5 + 1.85 * (len(rows) - 1))  # inches
-    figure, panels = plt.subplot_mosaic(rows, figsize=size, height_ratios=heights, layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplot_mosaic(rows, height_ratios=heights)
     for name, axes in panels.items():
         draw_panel(axes, runs, name, x)
     draw_legend(figure, panels[main], inside=len(runs) == 1)
     title(figure, finding(runs, main), captions(runs))
     with atomic(path) as file:
         figure.savefig(file, format=pathlib.Path(path).suffix[1:], dpi=DPI)
-    plt.close(figure)
 
 
 def by_distance(weights: np.ndarray) -> np.ndarray:

@@ -162,7 +162,7 @@ def join(s: Settings) -> tuple[Settings, distributed.Ranks, torch.device]:
     device = resolve_device(s.device, ranks.local_rank)
     if device.type == "mps" and s.dropout and s.recompute != "none":
         raise UserError("on mps PyTorch recomputes with other dropout (pytorch#194478): give --recompute=none")
-    distributed.join(ranks, s.backend, device, s.timeout)
+    distributed.join(ranks, s.backend, device)
     if device.type == "cpu":
         memory.keep_freed_memory(ranks.shards == 1)
     s = ranks.broadcast(resume.where_to_start(s))  # rank 0 decides, because nodes may see different files
@@ -187,8 +187,7 @@ def build_model(s: Settings, meta: dict, saved: dict | None, ranks, device: torc
     and a model without weights is on the meta device, which has no storage. Raises UserError if the model cannot be
     loaded, cannot fit into memory, or has fewer ids than the data.
     """
-    fit = dict(batch_size=s.batch_size, device=device, dtype=resolve_dtype(s.dtype, device), backward=not s.eval_only)
-    estimate_memory = functools.partial(fits.check_run, s, ranks.world, say, **fit)
+    estimate_memory = functools.partial(fits.check_run, s, ranks.world, say, device)
     changes = {"dropout": s.dropout, "loss": s.loss, "recompute": s.recompute}
     changes["document_start"] = dataset.separator(meta, s.dataset) if s.mask == "document" else None
     if s.activation:

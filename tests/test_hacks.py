@@ -4,12 +4,11 @@ Each once went wrong in silence: a log that ended the run, a model exported as a
 else is in tests/fusedgpt/attention/test_own_kernels.py.
 """
 
-import json
 import re
 
 import pytest
 
-from tests.conftest import TINY, flags, rows, small
+from tests.conftest import TINY, flags, record, rows, small
 from tests.launch import copied, fails, process
 
 PLAN = ["bench.py", "plan", "--vocab_size=65", *(f"--{name}={value}" for name, value in TINY.items())]
@@ -85,7 +84,7 @@ def test_a_schedule_a_number_that_is_logged_and_a_field(tmp_path, data):
     assert found[8]["lr"] == pytest.approx(found[2]["lr"] / 2) and all(row["weight_norm"] > 0 for row in found)
     assert f"tok/s, weight_norm {found[0]['weight_norm']:.4g}\n" in said
     assert "<b>weight_norm</b> over iterations" in (project.folder / "out" / "report.html").read_text()
-    assert json.loads((project.folder / "out" / "run.json").read_text())["model"]["embedding_scale"] == 2.0
+    assert record(project.folder / "out")["model"]["embedding_scale"] == 2.0
     assert "does not know embedding_scale=2.0" in project.refuses("export.py", "out", "hf")
     assert "does not know embedding_scale=2.0" in project.refuses(*PLAN, own)
 

@@ -1,7 +1,6 @@
 """Runs as figures."""
 
 import itertools
-import json
 import math
 import os
 import pathlib
@@ -140,7 +139,7 @@ def test_a_run_that_has_just_begun_is_drawn(tmp_path, axes):
 
 
 def test_a_caption_says_where_and_when_a_run_ran(small_run, tmp_path):
-    record = json.loads((small_run / "run.json").read_text())
+    record = plot.LoggedRun(small_run).record
     (caption,) = plot.captions([plot.LoggedRun(small_run)])
     for part in ("cpu (", "float32", "layers × channels: 2 × 32", "64 tokens a step", record["environment"]["torch"]):
         assert part in caption

@@ -1,7 +1,6 @@
 """A training step waits for nothing, skips and clips on the device, and is timed alone."""
 
 import itertools
-import json
 import time
 
 import pytest
@@ -18,7 +17,7 @@ from fusedgpt.runs import progress
 from fusedgpt.training.optimizer import build_optimizer
 from fusedgpt.training.step_results import StepResults
 from model import GPT, GPTConfig
-from tests.conftest import checkpoint_of, rows, run
+from tests.conftest import checkpoint_of, record, rows, run
 
 
 class Waits(TorchFunctionMode):
@@ -143,7 +142,7 @@ def test_times_are_true_of_steps_that_are_read_later(tmp_path, data, monkeypatch
     monkeypatch.setattr(progress.flops, "peak_flops", lambda *_: (1e12, "of this test"))
     run(tmp_path, data, max_iters=6, log_interval=4, eval_interval=3, gradient_accumulation_steps=2)
     assert [row["ms"] for row in rows(tmp_path)] == pytest.approx([1, 3, 5, 7, 9, 11])
-    flops = json.loads((tmp_path / "run.json").read_text())["mfu"]["flops_per_token"]
+    flops = record(tmp_path)["mfu"]["flops_per_token"]
     for row in rows(tmp_path):  # both micro-batches count, 4 x 16 tokens each
         assert row["tokens_per_s"] == pytest.approx(1e3 * 2 * 4 * 16 / row["ms"])
         assert row["mfu"] == pytest.approx(flops * row["tokens_per_s"] / 1e12)
@@ -165,4 +164,4 @@ def test_one_graph_trains_and_one_evaluates(tmp_path, data, monkeypatch):
     monkeypatch.setattr(GPT, "compile", lambda self: torch.nn.Module.compile(self, backend=made))
     run(tmp_path, data, max_iters=2, eval_interval=1, gradient_accumulation_steps=2)  # three evaluations
     assert made.frame_count == 2
-    assert json.loads((tmp_path / "run.json").read_text())["graphs"] == 1
+    assert record(tmp_path)["graphs"] == 1

@@ -72,20 +72,6 @@ def blocked(
     return torch.cat(blocks, dim=-2)
 
 
-def sdpa(
-    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, documents: Tensor | None = None, window: int | None = None
-) -> Tensor:
-    """SDPA in whichever kernel PyTorch picks."""
-    return _picked(_with_flag, q, k, v, dropout_p, documents, window)
-
-
-def masked(
-    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, documents: Tensor | None = None, window: int | None = None
-) -> Tensor:
-    """`sdpa` with a mask in place of the flag `is_causal`: fewer kernels take a mask, and none skips hidden scores."""
-    return _picked(_with_mask, q, k, v, dropout_p, documents, window)
-
-
 VERSIONS = {"flash3": "FA3", "flash4": "FA4"}  # PyTorch's names for those of packages; its own is version 2
 
 
@@ -111,13 +97,17 @@ def make_ready(name: str) -> None:
 make_ready._dynamo_marked_constant = True
 
 
-def _picked(attend, *inputs):
-    q, k, _, dropout_p = inputs[:4]
-    make_ready("flash")
-    if q.is_cuda and (q.size(-2) < k.size(-2) or rounded_by_cudnn(dropout_p)):
+def any_kernel(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """SDPA in whichever kernel PyTorch picks. Fewer kernels take the mask of `_with_mask`; none skips hidden scores."""
+
+    def picked(q, k, v, dropout_p=0.0, documents=None, window=None):
+        make_ready("flash")
         # cuDNN, PyTorch's first choice on Hopper, would build a plan for every length of the cache
-        return without_cudnn(attend, *inputs)
-    return attend(*inputs)
+        if q.is_cuda and (q.size(-2) < k.size(-2) or rounded_by_cudnn(dropout_p)):
+            return without_cudnn(attend, q, k, v, dropout_p, documents, window)
+        return attend(q, k, v, dropout_p, documents, window)
+
+    return picked
 
 
 def rounded_by_cudnn(dropout_p: float) -> bool:
@@ -293,7 +283,7 @@ ATTENTION = Functions(
     **{name: only(backend) for name, backend in SDPA.items()},
     **{name: only(SDPBackend.FLASH_ATTENTION, name=name) for name in VERSIONS},
     flex=flex,
-    sdpa=sdpa,
-    masked=masked,
+    sdpa=any_kernel(_with_flag),
+    masked=any_kernel(_with_mask),
 )
 MASKED = {f"{name}, masked": only(backend, _with_mask) for name, backend in SDPA.items()}  # to measure a mask's cost

@@ -30,11 +30,10 @@ class Drawn(NamedTuple):
 
 def save(drawn: Iterable[Drawn], folder: pathlib.Path, about: Callable) -> list[pathlib.Path]:
     """Save figures as NAME.png and NAME.svg, titled with their finding and `about(results)`; returns all paths."""
-    import matplotlib
+    from matplotlib import rc_context
 
-    matplotlib.use("agg")
     paths = []
-    with matplotlib.rc_context(STYLE):
+    with rc_context(STYLE):
         for each in drawn:
             figure = each.draw()
             style.title(figure, each.finding, about(each.results))
@@ -46,14 +45,11 @@ def save(drawn: Iterable[Drawn], folder: pathlib.Path, about: Callable) -> list[
 
 
 def new(height: float, **options) -> tuple:
-    """A new figure, `height` inches high without its title, and its axes as pyplot.subplots returns them.
+    """A new figure, `height` inches high without its title, and its axes as Figure.subplots returns them."""
+    from matplotlib.figure import Figure
 
-    Closes all earlier figures.
-    """
-    from matplotlib import pyplot as plt
-
-    plt.close("all")
-    return plt.subplots(layout="constrained", figsize=(WIDTH, height), **options)
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    return figure, figure.subplots(**options)
 
 
 def milliseconds(ms: float) -> str:

@@ -20,7 +20,6 @@ from fusedgpt.attention.functions import digest
 from fusedgpt.attention.table import OWN, is_own, located
 from fusedgpt.bench import ladder, max_batch, numerics, peers, plan, prefill, rows, sweep
 from fusedgpt.bench.comparison import InProcess, Measurement
-from fusedgpt.bench.options import admitted
 from fusedgpt.bench.process import Contender
 from fusedgpt.errors import UserError
 from fusedgpt.home import ROOT, SCRIPTS
@@ -93,10 +92,9 @@ def build(name: str, given: str, workload: dict, contender: str) -> tuple[Turn |
     return kind.build(workload, contender, s, resolve_device(s.device))
 
 
-def measure(name: str, args: list[str], s, device: torch.device, folder: pathlib.Path) -> None:
-    """Measure what `folder` lacks of the kind `name`. args: for the header's command."""
+def measure(name: str, args: list[str], s, device: torch.device, plan: list, folder: pathlib.Path) -> None:
+    """Measure what `folder` lacks of the comparisons in `plan`, of the kind `name`. args: for the header's command."""
     kind, end = KINDS[name], BEGAN + (s.max_seconds or math.inf)
-    plan = admitted(kind.comparisons(s, device), s.only)
     if kind.TRAINS and s.dataset == "python_stdlib" and not (ROOT / "data" / s.dataset / "meta.json").exists():
         prepare = SCRIPTS / "data" / s.dataset / "prepare.py"
         if subprocess.run([sys.executable, prepare], check=False).returncode:  # the checkout may be read-only

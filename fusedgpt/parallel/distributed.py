@@ -136,7 +136,7 @@ def others_needed() -> Iterator[None]:
         raise UserError(f"rank {os.environ['RANK']} cannot go on, {what}: {how}") from error
 
 
-def _roll_call(store: distributed.Store, ranks: Ranks, timeout: float) -> str:
+def _roll_call(store: distributed.Store, ranks: Ranks) -> str:
     """A name that only the processes of this start agree on.
 
     torchrun keeps one store for all its restarts, and PyTorch writes the same keys into it each time: a process that
@@ -144,14 +144,14 @@ def _roll_call(store: distributed.Store, ranks: Ranks, timeout: float) -> str:
     tickets. If a rank sees the old ticket of a late rank, nobody else agrees on that name, and the rank looks again.
     """
     store.set(f"ticket of {ranks.rank}", uuid.uuid4().hex)
-    names, deadline, name = [f"ticket of {rank}" for rank in range(ranks.world)], time.monotonic() + timeout, None
+    names, deadline, name = [f"ticket of {rank}" for rank in range(ranks.world)], time.monotonic() + ranks.timeout, None
     while time.monotonic() < deadline:
         seen = hashlib.sha256(b"".join(store.multi_get(names))).hexdigest()
         if store.add(seen, int(seen != name)) == ranks.world:
             return seen
         name = seen
         time.sleep(0.05)
-    raise distributed.DistStoreError(f"not all of {ranks.world} processes were there within {timeout:.0f} s")
+    raise distributed.DistStoreError(f"not all of {ranks.world} processes were there within {ranks.timeout:.0f} s")
 
 
 def _store(ranks: Ranks, limit: datetime.timedelta) -> distributed.Store:
@@ -169,20 +169,17 @@ def _store(ranks: Ranks, limit: datetime.timedelta) -> distributed.Store:
     return next(distributed.rendezvous("env://", ranks.rank, ranks.world, timeout=limit))[0]
 
 
-def join(ranks: Ranks, backend: str, device: torch.device, timeout: float = 300) -> None:
-    """Connect to the other ranks: over `backend` on GPUs, otherwise over gloo, because nccl needs GPUs.
-
-    timeout: seconds after which a rank that waits for another gives up.
-    """
+def join(ranks: Ranks, backend: str, device: torch.device) -> None:
+    """Connect to the other ranks: over `backend` on GPUs, otherwise over gloo, because nccl needs GPUs."""
     if ranks.world == 1:
         return
     # before there is a process group: its functions would keep the group as a default argument until the interpreter
     # shuts down, which can end a thread of gloo with "terminate called without an active exception"
     importlib.import_module("torch.distributed.nn.functional")
-    limit = datetime.timedelta(seconds=timeout)
+    limit = datetime.timedelta(seconds=ranks.timeout)
     store = _store(ranks, limit)
     store.set_timeout(limit)
-    store = distributed.PrefixStore(_roll_call(store, ranks, timeout), store)
+    store = distributed.PrefixStore(_roll_call(store, ranks), store)
     backend = backend if device.type == "cuda" else "gloo"
     # given the device, nccl connects here, and no collective guesses which GPU this rank has
     place = dict(rank=ranks.rank, world_size=ranks.world, device_id=device if backend == "nccl" else None)

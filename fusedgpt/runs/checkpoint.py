@@ -142,14 +142,10 @@ def restore_optimizer(saved: dict, optimizer: Optimizer) -> None:
 
 def _require_same_optimizer(saved, optimizer):
     was = saved["config"].get("optimizer", "adamw")
-    now = "muon" if any(_is_muons(group) for group in optimizer.param_groups) else "adamw"
+    now = "muon" if any("momentum" in group for group in optimizer.param_groups) else "adamw"
     if was != now:
         how = f"resume with --optimizer={was}, or start anew with --init_from=scratch"
         raise UserError(f"optimizer={now} cannot use the state of {was}: {how}")
-
-
-def _is_muons(group):
-    return "momentum" in group
 
 
 def _forms(optimizer, saved):
@@ -157,7 +153,7 @@ def _forms(optimizer, saved):
     step, averaged = torch.zeros(()), [TWIN] * bool(saved["config"].get("ema_decay"))
     of_muon, of_adamw = ["momentum_buffer", *averaged], ["exp_avg", "exp_avg_sq", *averaged]
     return [
-        (p, dict.fromkeys(of_muon, p) if _is_muons(group) else {"step": step, **dict.fromkeys(of_adamw, p)})
+        (p, dict.fromkeys(of_muon, p) if "momentum" in group else {"step": step, **dict.fromkeys(of_adamw, p)})
         for group in optimizer.param_groups
         for p in group["params"]
     ]

@@ -19,11 +19,8 @@ from pyarrow import parquet
 
 from fusedgpt.data.tokenizer import Tokenizer
 from tests import documents
-from tests.conftest import why_no_bpe
+from tests.fusedgpt.data.test_encoding import SHAKESPEARE, needs_bpe
 from tests.launch import ROOT, fails, script
-
-SHAKESPEARE = ROOT.parent / "shared" / "data" / "text" / "tinyshakespeare.txt"
-needs_bpe = pytest.mark.skipif(bool(why_no_bpe()), reason="GPT-2's BPE files are not here (set TIKTOKEN_CACHE_DIR)")
 
 
 def prepared(name, tmp_path, *args):

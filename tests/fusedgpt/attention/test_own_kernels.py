@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from fusedgpt.attention.functions import ATTENTION
 from fusedgpt.attention.table import located
 from fusedgpt.bench import kinds, numerics, sweep
 from fusedgpt.errors import UserError
-from tests.conftest import checkpoint_of, rows, run
+from tests.conftest import checkpoint_of, record, rows, run
 from tests.fusedgpt.bench.small import settings
 from tests.launch import script
 
@@ -70,8 +69,8 @@ def test_it_trains_as_ours_does_and_is_named(tmp_path, data, file, compiled):
     run(tmp_path / "ours", data, attention="manual", compile=compiled)
     losses = [[row["loss"] for row in rows(tmp_path / name)] for name in ("own", "ours")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    record = json.loads((tmp_path / "own" / "run.json").read_text())
-    assert record["attention"] == own and record["receipt"]["forward"] == ["unfused"]
+    found = record(tmp_path / "own")
+    assert found["attention"] == own and found["receipt"]["forward"] == ["unfused"]
     run(tmp_path / "own", data, attention=own, max_iters=12, init_from="resume")
     assert len(rows(tmp_path / "own")) == 12
 

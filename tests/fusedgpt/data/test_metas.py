@@ -7,11 +7,11 @@ import shutil
 import numpy as np
 import pytest
 
-from fusedgpt.data import prepare, tokenizer
+from fusedgpt.data import tokenizer
 from fusedgpt.data.dataset import check_same_ids, meta_of_checkpoint, read_meta
 from fusedgpt.data.tokenizer import GPT2, Tokenizer
 from fusedgpt.errors import UserError
-from tests.conftest import Evil, run
+from tests.conftest import Evil, random_data, run
 from tests.fusedgpt.data.test_tokenizer import meta_of
 
 
@@ -80,9 +80,7 @@ def test_a_run_goes_on_with_its_own_ids_only(tmp_path, data):
     run(tmp_path / "out", data, max_iters=5)
     meta = json.loads((data / "meta.json").read_text())
     for name, itos in (("same", meta["itos"]), ("more", [*meta["itos"], "é"]), ("other", meta["itos"][::-1])):
-        ids = np.arange(2000) % 65
-        own = dict(tokenizer="char", vocab_size=len(itos), itos=itos)
-        prepare.write(tmp_path / name, {"train": [ids], "val": [ids]}, name, **own)
+        random_data(tmp_path / name, len(itos), tokenizer="char", itos=itos)
     run(tmp_path / "out", tmp_path / "same", max_iters=6, init_from="resume")
     check_same_ids(read_meta(tmp_path / "more"), read_meta(data), pytest.fail)  # as far as both have ids
     with pytest.raises(UserError, match=r"stand for other texts than .* \(now char, then char\): prepare the data"):
@@ -96,9 +94,7 @@ def test_pretrained_weights_go_on_with_their_own_ids_only(tmp_path, data, export
     # in silence, it gave 10.6 bits per byte in place of 2.95
     hf = shutil.copytree(exported, tmp_path / "hf")
     meta = json.loads((data / "meta.json").read_text())
-    ids = np.arange(2000) % 65
-    own = dict(tokenizer="char", vocab_size=65, itos=meta["itos"][::-1])
-    prepare.write(tmp_path / "other", {"train": [ids], "val": [ids]}, "other", **own)
+    random_data(tmp_path / "other", 65, tokenizer="char", itos=meta["itos"][::-1])
     tuned = dict(init_from=str(hf), max_iters=1)
     with pytest.raises(UserError, match=r"stand for other texts than those that the weights were trained on"):
         run(tmp_path / "tuned", tmp_path / "other", **tuned)

@@ -15,21 +15,21 @@ from model import GPTConfig
 CPU, GIB = torch.device("cpu"), 1 << 30
 
 
-def check(config, batch_size, device, dtype, backward=True, shards=1, **settings):
+def check(config, batch_size, device, shards=1, **settings):
     s = Settings(batch_size=batch_size, parallel="fsdp" if shards > 1 else "ddp", **settings)
-    check_run(s, shards, print, config, batch_size, device, dtype, backward)
+    check_run(s, shards, print, device, config)
 
 
 def test_only_what_certainly_cannot_fit_is_refused(monkeypatch):
     whole = GPTConfig(block_size=1024, vocab_size=50304, n_layer=1, n_head=1, n_embd=64)
     weights, logits = whole.num_params, 3 * 1024 * 50304
     for config, options, needed in (
-        (whole, dict(dtype=torch.float32), 12 * weights + 4 * logits),
-        (whole, dict(dtype=torch.bfloat16), 12 * weights + 2 * logits),
-        (whole, dict(dtype=torch.float32, backward=False), 4 * weights + 4 * logits),
-        (whole, dict(dtype=torch.float32, optimizer="muon"), 12 * weights - 4 * 12 * 64 * 64 + 4 * logits),
-        (whole, dict(dtype=torch.float32, shards=2), 6 * weights + 4 * logits),  # they were refused
-        (dataclasses.replace(whole, loss="chunked"), dict(dtype=torch.float32), 12 * weights + 4 * logits // 8),
+        (whole, dict(dtype="float32"), 12 * weights + 4 * logits),
+        (whole, dict(dtype="bfloat16"), 12 * weights + 2 * logits),
+        (whole, dict(dtype="float32", eval_only=True), 4 * weights + 4 * logits),
+        (whole, dict(dtype="float32", optimizer="muon"), 12 * weights - 4 * 12 * 64 * 64 + 4 * logits),
+        (whole, dict(dtype="float32", shards=2), 6 * weights + 4 * logits),  # they were refused
+        (dataclasses.replace(whole, loss="chunked"), dict(dtype="float32"), 12 * weights + 4 * logits // 8),
     ):
         monkeypatch.setattr(memory, "total_memory", lambda device, n=needed: n)
         check(config, 3, CPU, **options)
@@ -43,7 +43,7 @@ def test_a_gpus_memory_is_its_own(monkeypatch):
     there = {"cpu": 10 * GIB, "cuda": GIB}
     monkeypatch.setattr(memory, "total_memory", lambda device: there[device.type])
     with pytest.raises(UserError, match=r"cuda:0 has 1.0 GiB"):
-        check(config, 1, gpu, torch.bfloat16)
+        check(config, 1, gpu, dtype="bfloat16")
 
 
 def test_an_estimate_in_words():

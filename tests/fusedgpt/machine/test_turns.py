@@ -75,24 +75,19 @@ def test_a_race_in_which_all_fail_raises_what_they_raised():
         turns.race({"a": full, "b": full}, seconds=0.0)
 
 
-def contenders(monkeypatch, **ms):
-    """Turns of contenders that take so many ms a step, by a clock of their own; and the steps made."""
+def test_a_race_ends_in_time_and_drops_who_is_far_behind(monkeypatch):
     told, made = [0.0], []
     monkeypatch.setattr(time, "perf_counter", lambda: told[0])
 
-    def turn(name):
+    def turn(name, ms):
         def take(seconds):
             made.append(name)
-            told[0] += ms[name] / 1e3
-            return [ms[name]]
+            told[0] += ms / 1e3
+            return [ms]
 
         return take
 
-    return {name: turn(name) for name in ms}, made
-
-
-def test_a_race_ends_in_time_and_drops_who_is_far_behind(monkeypatch):
-    found, made = contenders(monkeypatch, a=1.0, b=1.2, slow=2.0, hopeless=30.0)
+    found = {name: turn(name, ms) for name, ms in dict(a=1.0, b=1.2, slow=2.0, hopeless=30.0).items()}
     laps = turns.race(found, seconds=0.2)
     assert laps.by_speed() == ["a", "b", "slow", "hopeless"]
     warm_up = 1  # lap

@@ -41,7 +41,7 @@ def as_rank(env, log, work, args):
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     with one_sentence(), distributed.others_needed():
-        work(distributed.ranks(), *args)
+        work(distributed.ranks(timeout=30), *args)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_nccls_own_reason_is_said(monkeypatch):
 
 def meet(ranks, late, dies):
     time.sleep(0.3 * (ranks.rank == late))
-    distributed.join(ranks, "gloo", CPU, timeout=30)
+    distributed.join(ranks, "gloo", CPU)
     if ranks.rank == dies:
         os._exit(9)
     print(ranks.all_reduce(torch.tensor([1.0, ranks.rank])).tolist())
@@ -98,7 +98,7 @@ def test_what_would_keep_the_group_is_imported_first_and_nccl_is_told_its_device
 
 
 def choose_slowly(ranks):
-    distributed.join(ranks, "gloo", CPU, timeout=30)
+    distributed.join(ranks, "gloo", CPU)
     c10d.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=1), None)
 
     def choose():

@@ -1,6 +1,5 @@
 """parallel=fsdp beside one process and parallel=ddp: the same batches, losses, gradients, weights; its checkpoints."""
 
-import json
 import math
 import os
 import re
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from fusedgpt.runs import checkpoint
-from tests.conftest import LLAMA, again, assert_same_bytes, flags, rows, small, tensors, wait_for
+from tests.conftest import LLAMA, again, assert_same_bytes, flags, record, rows, small, tensors, wait_for
 from tests.faults.processes import start
 from tests.launch import fails, ranks, script
 
@@ -204,7 +203,7 @@ def test_a_shared_model_compiles(tmp_path, data):
     for ours, theirs in zip(rows(out), rows(whole), strict=True):
         names = ("loss", "grad_norm")
         assert [ours[n] for n in names] == pytest.approx([theirs[n] for n in names], rel=1e-3)
-    assert json.loads((out / "run.json").read_text())["graphs"]
+    assert record(out)["graphs"]
 
 
 def test_a_signal_to_one_rank_ends_all_with_everything_saved(tmp_path, data):

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import os
 import sys
 import time
@@ -14,7 +13,7 @@ import torch
 
 import train
 from fusedgpt.runs import budget, checkpoint
-from tests.conftest import again, assert_same_bytes, checkpoint_of, rows, run, small, tensors, weights
+from tests.conftest import again, assert_same_bytes, checkpoint_of, record, rows, run, small, tensors, weights
 from tests.launch import POOL, script
 
 NUMBERS = dict(max_iters=12, lr_decay_iters=12)
@@ -44,7 +43,7 @@ def test_a_run_with_the_numbers_that_it_settled_is_the_same_to_the_bit(tmp_path,
         settings = dict(init_from=str(exported), sample_interval=5, sample_prompts="!")
     timed = run(tmp_path / "timed", data, minutes=60.0, **settings)
     assert_same_runs(timed, run(tmp_path / "again", data, **settings, **NUMBERS))
-    settled = json.loads((timed / "run.json").read_text())["settings"]
+    settled = record(timed)["settings"]
     for recorded in (settled, checkpoint_of(timed)["config"]):
         assert {name: recorded[name] for name in NUMBERS} == NUMBERS and recorded["minutes"] == 60.0
     assert [row["iter"] for row in rows(timed)] == list(range(12))  # the steps that were timed left no line
@@ -139,7 +138,7 @@ def test_a_run_whose_steps_become_slow_is_shortened(tmp_path, data, monkeypatch,
     said = "steps have become slower: minutes=60: 6 steps of "
     assert capsys.readouterr().out.count(said) == (schedule == "wsd")
     numbers = dict(max_iters=iterations, lr_decay_iters=iterations)
-    settled = json.loads((timed / "run.json").read_text())["settings"]
+    settled = record(timed)["settings"]
     assert {name: settled[name] for name in numbers} == numbers
     assert_same_runs(timed, run(tmp_path / "again", data, **asked, **numbers))
 

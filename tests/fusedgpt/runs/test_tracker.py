@@ -21,7 +21,7 @@ def test_wandb_keeps_its_run_when_it_is_resumed(tmp_path, data):
     for more in ({}, dict(max_iters=15, init_from="resume")):
         script("train.py", *flags(small(tmp_path / "out", data, **named, **more)), **offline)
     wandb.teardown()  # as at the end of a process: wandb's own process then has written all
-    own = json.loads((tmp_path / "out" / "run.json").read_text())["wandb_id"]
+    own = record(tmp_path / "out")["wandb_id"]
     written = glob.glob(f"{tmp_path}/wandb/offline-run-*/run-*.wandb")
     assert len(written) == 2 and all(path.endswith(f"run-{own}.wandb") for path in written)
     records = in_wandbs_file(min(written)) + in_wandbs_file(max(written))
