@@ -111,7 +111,9 @@ def _name_and_text(flag, settings, unused):
         raise UserError(f"{flag}: config files are named without a flag, as in train.py {text}")
     if not equals:
         raise UserError(f"{flag} has no value: flags are written --name=value, as in --device=cpu or --compile=True")
-    return name, os.path.expanduser(text) if text.startswith("~/") else text  # shells leave the ~ in --out_dir=~/run
+    if text.startswith("~/") and name != "start":  # shells leave the ~ in --out_dir=~/run
+        text = os.path.expanduser(text)
+    return name, text
 
 
 def answer_help(defaults: Any, args: list[str], description: str, **how: Any) -> None:

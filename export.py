@@ -129,8 +129,8 @@ def main(out_dir: str | os.PathLike, folder: str | os.PathLike, format="hf") -> 
         (new / "README.md").write_text(card, encoding="utf-8")
     if checkpoint.is_nanogpts(saved):
         print(checkpoint.NANOGPTS_ACTIVATION)
-    use = USE[format].replace("PATH_OR_HUB_ID", str(folder)).replace("FOLDER", str(folder))
-    print(f"wrote {folder}. {use.replace('DATA', data_of(saved))}")
+    use = USE[format].replace("DATA", data_of(saved)).replace("PATH_OR_HUB_ID", str(folder))
+    print(f"wrote {folder}. {use.replace('FOLDER', str(folder.absolute()))}")
 
 
 def require_same_logits(model, theirs):
@@ -173,7 +173,7 @@ def write_hf(folder, model, theirs, meta, saved):
 
 def write_nanogpt(folder, model, theirs, meta, saved):
     checkpoint.save(folder / "ckpt.pt", nanogpt.checkpoint(model.config, model.state_dict(), saved, data_of(saved)))
-    if meta is not None and (ids := nanogpt.characters(meta)):
+    if meta is not None and meta["tokenizer"] != "unknown" and (ids := nanogpt.characters(meta)):
         (folder / "meta.pkl").write_bytes(pickle.dumps(ids))
     if model.config.activation != nanogpt.ACTIVATION:
         trained = f"this model was trained with {model.config.activation}: its logits and texts may differ"

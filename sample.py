@@ -34,7 +34,7 @@ class Settings:
     temperature: float = 0.8  # softmax temperature; lower prefers likelier ids; 0 always takes the likeliest
     top_k: int = 200  # draw from the k likeliest ids; 0: from all
     top_p: float = 0.0  # draw from the fewest likeliest ids that together reach this probability (nucleus); 0: all
-    seed: int = 1337  # seed of the draws: the same seed gives the same samples
+    seed: int = 1337  # seed of the draws: the same seed and dtypes give the same samples
     device: str = "auto"  # device: auto (a GPU if there is one), cpu, cuda, cuda:1, mps
     # dtype of weights and matrix products; auto: the fastest for the prompt, and the fastest for the tokens after it
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -92,7 +92,7 @@ def say(line: str, stream: TextIO | None = None) -> None:
 def load(s: Settings) -> tuple[GPT, Tokenizer]:
     """The model and its tokenizer. Raises UserError if either is missing, or if they do not fit each other."""
     changes = {"activation": s.activation} if s.activation else {}
-    source = s.init_from
+    source = "resume" if s.init_from in ("auto", "scratch") else s.init_from  # as a config of train.py may say
     if source == "resume" and run_folder.is_transformers(s.out_dir):
         source = s.out_dir
     if source != "resume":

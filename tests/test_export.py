@@ -86,7 +86,8 @@ def test_an_export_replaces_nothing(done, tmp_path):
 
 
 def test_an_export_for_nanogpt_says_another_gelu(small_run, tmp_path):
-    done = script("export.py", small_run, tmp_path / "export", "--format=nanogpt")
+    done = script("export.py", small_run, tmp_path / "DATA", "--format=nanogpt")
+    assert f"python sample.py --out_dir={tmp_path / 'DATA'}\n" in done.stdout  # the data's name stood in the path
     assert "nanoGPT computes activation=gelu, and this model was trained with gelu_tanh" in done.stdout
     assert done.stderr == ""  # transformers drew bars
     assert {file.name for file in tmp_path.glob("*/*")} == {"README.md", "ckpt.pt", "meta.pkl"}

@@ -1,5 +1,6 @@
 """A run that is stopped or killed and resumed is as if it had not been; and the content of checkpoints."""
 
+import json
 import math
 import shutil
 
@@ -204,8 +205,11 @@ def test_the_evaluation_at_the_end_of_a_run_stays_if_the_run_trains_on(tmp_path,
 
 def test_finetuning_starts_from_hugging_face_weights(tmp_path, data, capsys):
     hugging_face(tmp_path / "hf", n_layer=1, n_head=2, n_embd=64, n_positions=32, vocab_size=101)
+    meta = json.loads((data / "meta.json").read_text()) | {"sha256": {"train": "0", "val": "0"}}
+    (tmp_path / "hf" / "meta.json").write_text(json.dumps(meta))
     run(tmp_path / "out", data, init_from=str(tmp_path / "hf"), max_iters=1, learning_rate=1e-3)
     out = capsys.readouterr().out
+    assert "resuming" not in out
     assert "n_layer=1, as in the weights of init_from=" in out
     saved = checkpoint_of(tmp_path / "out")
     assert saved["model_args"]["block_size"] == 16  # cropped

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import sample
+from configurator import configure
 from fusedgpt.attention import choose
 from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.errors import UserError
@@ -87,6 +88,7 @@ def test_a_prompt_from_a_file_of_windows_is_the_text_alone(tmp_path):
     prompt = tmp_path / "prompt.txt"
     prompt.write_bytes("\ufeffé\r\n".encode())
     assert sample.read_prompt(f"FILE:{prompt}", Tokenizer(BYTES)) == ("é\n", [*"é\n".encode()])
+    assert configure(sample.Settings(), ["--start=~/x"], "").start == "~/x"  # no path
     prompt.write_bytes("é".encode("cp1252"))
     with pytest.raises(UserError, match="cannot be written in UTF-8"):
         sample.read_prompt(f"FILE:{prompt}", Tokenizer(BYTES))
@@ -95,7 +97,7 @@ def test_a_prompt_from_a_file_of_windows_is_the_text_alone(tmp_path):
 def test_temperature_0_and_top_k_1_are_greedy(small_run, capsys):
     # T15: both used to crash
     greedy = drawn(small_run, capsys, temperature=0.0)
-    assert greedy == drawn(small_run, capsys, temperature=0.0, top_k=0)
+    assert greedy == drawn(small_run, capsys, temperature=0.0, top_k=0, init_from="auto")  # of a config
     assert greedy == drawn(small_run, capsys, top_k=1) == drawn(small_run, capsys, top_p=1e-6)
 
 

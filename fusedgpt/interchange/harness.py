@@ -73,14 +73,17 @@ class Scorer(TemplateLM):
     @torch.no_grad()
     def _loglikelihood_tokens(self, requests, **_):
         """(log-likelihood of the continuation, whether it is the greedy one) for each (_, context, continuation)."""
-        found = [(0.0, False)] * len(requests)
-        by_length = sorted(range(len(requests)), key=lambda n: -sum(map(len, requests[n][1:])))  # little padding
-        for start in range(0, len(requests), self.batch_size):
+        S, found, pieces = self.model.config.block_size, [(0.0, True)] * len(requests), []
+        for n, (_, context, continuation) in enumerate(requests):
+            for at in range(0, len(continuation), S):  # what is longer than the context is scored piece by piece
+                pieces.append((n, [*context, *continuation[:at]], continuation[at : at + S]))
+        pieces.sort(key=lambda piece: -sum(map(len, piece[1:])))  # little padding
+        for start in range(0, len(pieces), self.batch_size):
             if self.stopped_by:
                 break
-            batch, xs, ys = by_length[start : start + self.batch_size], [], []
-            for _, context, continuation in (requests[n] for n in batch):
-                ids = torch.tensor([*context, *continuation][-self.model.config.block_size - 1 :], device=self.device)
+            batch, xs, ys = pieces[start : start + self.batch_size], [], []
+            for _, context, continuation in batch:
+                ids = torch.tensor([*context, *continuation][-S - 1 :], device=self.device)
                 xs.append(ids[:-1])
                 ys.append(ids[1:].clone())
                 ys[-1][: max(0, len(ids) - 1 - len(continuation))] = -1  # given, and not asked for
@@ -89,8 +92,8 @@ class Scorer(TemplateLM):
                 logits, _ = self.model(x, y)
             losses = cross_entropy(logits.float().flatten(0, 1), y.flatten(), ignore_index=-1, reduction="none")
             greedy = ((logits.argmax(-1) == y) | (y < 0)).all(1)
-            for n, nats, is_greedy in zip(batch, losses.view_as(y).sum(1).tolist(), greedy.tolist()):
-                found[n] = -nats, is_greedy
+            for (n, *_), nats, is_greedy in zip(batch, losses.view_as(y).sum(1).tolist(), greedy.tolist()):
+                found[n] = found[n][0] - nats, found[n][1] and is_greedy
         return found
 
     def loglikelihood_rolling(self, requests, **_):

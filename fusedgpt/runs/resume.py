@@ -127,7 +127,8 @@ def check_ids(s: Settings, meta: dict, saved: dict | None, ranks: distributed.Ra
         try:
             trained_on = _trained_on(s, saved, say)
             dataset.check_same_ids(meta, trained_on, say)
-            dataset.say_other_text(meta, trained_on, say)
+            if saved:
+                dataset.say_other_text(meta, trained_on, say)
         except UserError as error:
             refusal = error
     if refusal := ranks.broadcast(refusal):

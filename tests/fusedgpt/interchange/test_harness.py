@@ -33,6 +33,10 @@ def test_answers_are_those_of_transformers(exported, monkeypatch):
     found = ours._loglikelihood_tokens(requests)
     assert [each[0] for each in found] == pytest.approx([each[0] for each in want], rel=1e-4)
     assert [each[1] for each in found] == [each[1] for each in want] and found[-1][1]
+    # of an answer longer than block_size only the end was scored, and two of one end were equal; lm_eval refuses it
+    parts = [(None, text[:at], text[at : at + S]) for at in (4, 4 + S, 4 + 2 * S)]
+    (whole,) = ours._loglikelihood_tokens([(None, text[:4], text[4 : 4 + 3 * S])])
+    assert whole[0] == pytest.approx(sum(each[0] for each in ours._loglikelihood_tokens(parts)), rel=1e-4)
 
 
 @pytest.mark.slow
