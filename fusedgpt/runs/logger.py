@@ -59,7 +59,9 @@ class Logger(contextlib.AbstractContextManager):
                 record = self.record = before
         else:
             run_folder.set_aside(out_dir, self.say)
-        self.evaluations = [row for row in rows if row["kind"] == "eval" and number(row["val_loss"]) >= lowest]
+        losses = [(row, number(row["val_loss"])) for row in rows if row["kind"] == "eval"]
+        known = lowest < math.inf  # if so, iteration 0 counts too, whose weights are never saved as the best
+        self.evaluations = [row for row, loss in losses if loss >= lowest or (known and row["iter"] == 0)]
         if s["wandb_log"]:
             self._attempt(NOT_TRACKED, self._begin_tracking, before.get("wandb_id"))
         with atomic(path, "w") as file:

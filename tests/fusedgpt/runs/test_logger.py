@@ -61,11 +61,11 @@ def test_a_disk_that_refuses_lines_is_said_once_and_tried_again(tmp_path, monkey
 def test_a_resumed_run_forgets_losses_below_its_best(tmp_path):
     # they are of another text or mask, and patience ended a run that was improving
     log = opened(tmp_path)
-    for n, loss in enumerate((1.5, 2.0, 1.8)):
+    for n, loss in enumerate((1.7, 1.5, 2.0, 1.8)):  # 1.7 was forgotten too, and patience did not end a resumed run
         log.evaluation({"iter": n, "train_loss": 1.0, "val_loss": loss})
     log.scores({"iter": 2000, "acc": 0.5})  # was lost without eval_tasks, and wandb's id without wandb_log
     log.open(tmp_path, 2000, {"settings": dataclasses.asdict(Settings(init_from="resume"))}, log.lock, 1.8)
-    assert [row["val_loss"] for row in log.evaluations] == [2.0, 1.8]
+    assert [row["val_loss"] for row in log.evaluations] == [1.7, 2.0, 1.8]
     assert rows(tmp_path, "score") and log.record["wandb_id"] == "own"
     log.tracker = tracker = mock.Mock()
     log.__exit__()
