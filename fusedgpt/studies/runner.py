@@ -75,12 +75,21 @@ def settle(plan: Design, out_dir: pathlib.Path, folder: pathlib.Path) -> None:
         plan.save(folder)
 
 
-def launch(plan: Design, roots: Roots, variant: str, flags: dict, log: IO, if_killed: int) -> subprocess.Popen:
+def gpus() -> list[str]:
+    """The GPUs here, as CUDA_VISIBLE_DEVICES names them."""
+    import torch  # takes seconds, which only runs at once need
+
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return list(map(str, range(torch.cuda.device_count()))) if named is None else named.split(",")
+
+
+def launch(plan: Design, roots: Roots, variant: str, flags: dict, log: IO, if_killed: int, gpu="") -> subprocess.Popen:
     """Start a train.py with these flags in a session of its own: Ctrl-C reaches the study alone, which tells its runs.
 
     if_killed: the signal that Linux sends it if the study is killed. If there is one version, all variants have it.
+    gpu: the only GPU that it sees, if one is named.
     """
-    variables = WAIT | os.environ
+    variables = WAIT | os.environ | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
     if plan.threads:
         variables["OMP_NUM_THREADS"] = str(plan.threads)
     root = roots.get(variant) or next(iter(roots.values()))
@@ -104,6 +113,7 @@ class _Process:
     out_dir: pathlib.Path
     popen: subprocess.Popen
     log: IO
+    gpu: str
 
 
 class Runner:
@@ -121,6 +131,7 @@ class Runner:
         start.
         """
         waiting = jobs[::-1]
+        self.gpus = gpus() if at_once > 1 else []
         self.lines = Lines(self.folder / "outcomes.jsonl")
         with contextlib.ExitStack() as stack:
             stack.callback(self._end_runs)
@@ -171,8 +182,10 @@ class Runner:
         out_dir.parent.mkdir(parents=True, exist_ok=True)
         log = open(out_dir.parent / f"{out_dir.name}.log", "ab")  # noqa: SIM115 (kept)
         flags = settings_of(self.plan, variant, seed, self.folder)
-        popen = launch(self.plan, self.roots, variant, flags, log, signal.SIGTERM)
-        self.running.append(_Process(job, out_dir, popen, log))
+        busy = [process.gpu for process in self.running]
+        gpu = min(self.gpus, key=busy.count, default="") if ":" not in flags.get("device", "") else ""
+        popen = launch(self.plan, self.roots, variant, flags, log, signal.SIGTERM, gpu)
+        self.running.append(_Process(job, out_dir, popen, log, gpu))
         if self.signals:  # it came before there was a process to tell
             popen.send_signal(signal.SIGTERM)
 

@@ -41,7 +41,8 @@ flags["init_from"] = "resume" if start else "scratch"
 record = {"settings": {**flags, "max_iters": steps}, "tokens_per_step": 100, "device": "cpu", "world_size": 1}
 for name in ("attention", "dtype", "compile"):
     record[name] = flags.get(name, "auto").replace("auto", "settled")
-record |= {"environment": {"torch": "2", "threads": os.environ.get("OMP_NUM_THREADS")}}
+seen = {"device": os.environ.get("CUDA_VISIBLE_DEVICES"), "threads": os.environ.get("OMP_NUM_THREADS")}
+record |= {"environment": {"torch": "2", **seen}}
 (out / "run.json").write_text(json.dumps(record))
 path = out / "metrics.jsonl"
 kept = [line for line in path.read_text().splitlines() if json.loads(line)["iter"] < start] if path.exists() else []

@@ -51,10 +51,13 @@ def test_variants_take_turns():
     assert names == [first, second, second, first, first, second]
 
 
-def test_auto_is_settled_by_the_first_run_alone_and_what_varies_is_not(tmp_path):
+def test_auto_is_settled_by_the_first_run_alone_and_what_varies_is_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-5")
     the_plan = plan({"n_layer=2": {"n_layer": 2}, "attention=flash": {"attention": "flash"}}, threads=3)
     _, found = run(tmp_path, the_plan, at_once=4)
     assert {each.row["ran"]["threads"] for each in found.values()} == {"3"}  # runs at once share the cores
+    # eight runs at once were all on the first of eight GPUs; here one runs alone, then three at once
+    assert sorted(each.row["ran"]["device"] for each in found.values()) == ["2", "2", "2", "GPU-5"]
     assert the_plan.settled == {"attention": "settled", "dtype": "settled", "compile": "settled"}
     assert design.load(tmp_path / "study").settled == the_plan.settled
     records = [record_of(outcomes.folder_of(tmp_path / "study", *job)) for job in found]
