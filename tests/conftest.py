@@ -141,16 +141,8 @@ def exported(tmp_path_factory, small_run):
 
 def small(out_dir, data, **settings):
     """Settings of a run of a tiny model that takes a second on a CPU."""
-    quick = dict(
-        gradient_accumulation_steps=1,
-        max_iters=10,
-        log_interval=1,
-        eval_interval=5,
-        eval_iters=4,
-        learning_rate=1e-2,
-        warmup_iters=2,
-        lr_decay_iters=100,
-    )
+    quick = dict(gradient_accumulation_steps=1, max_iters=10, log_interval=1, eval_interval=5, eval_iters=4)
+    quick |= dict(learning_rate=1e-2, warmup_iters=2, lr_decay_iters=100)
     machine = dict(device="cpu", dtype="float32", compile=False, attention="sdpa")
     files = dict(out_dir=str(out_dir), dataset=str(data))
     return train.Settings(**{**TINY, **quick, **machine, **files, **settings})

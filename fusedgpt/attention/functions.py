@@ -239,6 +239,7 @@ _last_document_mask = functools.lru_cache(maxsize=2)(_document_mask)
 def _compiled_flex(dynamic):
     # raise beyond the recompilation limit: PyTorch would run flex uncompiled there, with every score in memory
     torch._dynamo.config.fail_on_recompile_limit_hit = True
+    torch._dynamo.config.recompile_limit = 64  # of PyTorch's 8 graphs a process, the proof alone takes all
     return torch.compile(flex_attention, dynamic=dynamic)
 
 

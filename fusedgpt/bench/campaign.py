@@ -7,6 +7,7 @@ Results go to results/<device>: rows, reports, figures and tests.txt.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -25,7 +26,6 @@ from fusedgpt.errors import UserError
 from fusedgpt.machine.environment import environment
 from fusedgpt.terminal import in_words
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 START = 15.0  # seconds of a step before its first lap and after its last
 WORKERS = 6  # pytest's; each holds a part of the GPU's memory
 TESTS_S = 240.0
@@ -51,12 +51,11 @@ BREADTH = [
     Step("peers", 140, ("--only=training&*", "--seconds=40")),
     Step("prefill", 60, ("--models=mistral-7b", "--lengths=2048", "--seconds=10")),
     Step("peers", 110, ("--only=generation&*", "--seconds=20")),
-    Step("max_batch", 90, ("--only=manual,flash",)),
     Step("sweep", 60, ("--lengths=256,1024,4096", "--seconds=2")),
     Step("numerics", 30, ("--only=bfloat16",)),
+    Step("max_batch", 300, ("--only=manual,flash",)),  # a kernel's five trials are compiled, and have one row
 ]
-DEPTH = [Step("ladder", 200), Step("sweep", 300), Step("numerics", 60)]
-DEPTH += [Step("prefill", 300), Step("peers", 300), Step("max_batch", 300)]
+DEPTH = [Step("ladder", 200), Step("sweep", 300), Step("numerics", 60), Step("prefill", 300), Step("peers", 300)]
 _MODEL = ("--n_layer=1", "--n_head=2", "--n_embd=32", "--compile=False")
 TINY = {  # flags of a rehearsal on a CPU
     "ladder": [*_MODEL, "--block_size=32", "--batch_size=1", "--seconds=1"],
@@ -83,7 +82,7 @@ def folder(s: Settings, device: torch.device) -> pathlib.Path:
     if device.type != "cuda" and not s.rehearse:
         how = "Install a PyTorch with CUDA or ROCm, or try every step at tiny sizes with --rehearse=True"
         raise UserError(f"there is no GPU to measure: PyTorch {torch.__version__} finds {device.type} only. {how}")
-    return pathlib.Path(s.results or ("out-rehearsal" if s.rehearse else ROOT / "results" / short_name(device)))
+    return pathlib.Path(s.results or ("out-rehearsal" if s.rehearse else home.ROOT / "results" / short_name(device)))
 
 
 def short_name(device: torch.device) -> str:
@@ -117,7 +116,7 @@ def _arguments(step, s, results):
     if s.nanogpt and step.kind == "peers":
         flags.append(f"--nanogpt={pathlib.Path(s.nanogpt).absolute()}")
     if s.rehearse:
-        flags += TINY[step.kind]
+        flags += [*TINY[step.kind], "--device=cpu"]
     return [f"--results={results}", *flags]
 
 
@@ -131,14 +130,16 @@ def _measure(step, s, results, seconds):
 def _running(name, command, log=None):
     """A Python process that has ended, with all its children, at the end of the context."""
     print(f"== {name}", flush=True)
-    process = subprocess.Popen([sys.executable, *command], cwd=ROOT, start_new_session=True, stdout=log)
+    process = subprocess.Popen([sys.executable, *command], cwd=home.ROOT, start_new_session=True, stdout=log)
     try:
         yield process
     finally:
+        stop = functools.partial(os.killpg, process.pid) if hasattr(os, "killpg") else process.send_signal
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # a driver that hangs keeps a killed process
-                process.wait(10)
+            for number in (signal.SIGTERM, getattr(signal, "SIGKILL", 9)):  # on the first, it writes a report
+                with contextlib.suppress(subprocess.TimeoutExpired, ProcessLookupError):  # a driver may keep it
+                    stop(number)
+                    process.wait(10)
 
 
 def _wait(process, name, seconds):
@@ -176,5 +177,5 @@ def _files_of_tests(s):
     """The files that may have a test for a GPU: others may import what is not installed there."""
     if s.rehearse:
         return ["tests/fusedgpt/machine/test_timing.py"]
-    files = sorted(ROOT.glob("tests/**/test_*.py"))
+    files = sorted(home.ROOT.glob("tests/**/test_*.py"))
     return [str(path) for path in files if re.search("gpu|device", path.read_text(encoding="utf-8"), re.I)]

@@ -1,9 +1,8 @@
 """How exact attention is: against float64, on ordinary and on large inputs, and against each other.
 
 In appendix A of PyTorch's article, hand-written attention equals SDPA to `allclose` if it scales before the product,
-(q·√scale) (k·√scale)ᵀ. If it scales after the product, (q kᵀ)·scale, as nanoGPT does, it does not. The article gives
-SDPA the causal mask as a tensor, so each SDPA kernel is measured with one too. In float16 the order decides whether the
-product overflows. The scale is 1 / √hs.
+(q·√scale) (k·√scale)ᵀ. If it scales after the product, (q kᵀ)·scale, as nanoGPT does, it does not. It gives SDPA the
+causal mask as a tensor, so SDPA has one here too. In float16 the order decides what overflows. The scale is 1 / √hs.
 """
 
 import dataclasses
@@ -70,8 +69,6 @@ def build(workload: dict, name: str, s: Settings, device: torch.device) -> tuple
     case = Case(SHAPE, device, DTYPES[workload["dtype"]])
     if workload["inputs"] == PAIR:
         return None, _pair(*name.split(" = "), case)
-    if name == "flex":
-        torch.compiler.reset()  # PyTorch counts recompilations over a whole process, and stops at the eighth
     attend = PATHS[name] if name in PATHS else ATTENTION[name]
     case = dataclasses.replace(case, backward=_has_backward(name, case))
     with refusals():  # some kernels take no mask
@@ -114,19 +111,15 @@ def columns(result: Result, name: str) -> dict[str, str]:
     if result.workload["inputs"] == PAIR:
         return {
             "allclose": str(line["allclose"]),
-            "in the article": {True: "True", False: "False", None: "no claim"}[line["claimed"]],
+            "in the article": str(line["claimed"]),
             "largest difference": f"{line['largest_difference']:.1e}",
             "kernels seen": " = ".join(line["seen"]),
         }
     # JSON has no infinity, so null stands for it
     errors = {part: float("inf") if error is None else error for part, error in line["errors"].items()}
     gradients = [error for part, error in errors.items() if part.startswith("d")]
-    backward = {"of dq, dk and dv": _in_words(max(gradients))} if gradients else {}
-    return {"error of y": _in_words(errors["y"])} | backward
-
-
-def _in_words(error):
-    return f"{error:.1e}" if error < float("inf") else "overflows"
+    found = {"error of y": errors["y"]} | ({"of dq, dk and dv": max(gradients)} if gradients else {})
+    return {part: f"{error:.1e}" if error < float("inf") else "overflows" for part, error in found.items()}
 
 
 def notes(results: list[Result]) -> list[str]:

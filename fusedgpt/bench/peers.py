@@ -30,8 +30,7 @@ TRAINING = {
     "nanoGPT, eager": NANOGPTS | {"compile": False},
     "nanoGPT, compiled": NANOGPTS | {"compile": True},
 }
-LLAMA = {name: TRAINING[name] for name in ("ours", "Hugging Face, eager", "Hugging Face, compiled")}
-LLAMA |= {"ours, GPT-2": {}}
+LLAMA = {**{n: TRAINING[n] for n in ("ours", "Hugging Face, eager", "Hugging Face, compiled")}, "ours, GPT-2": {}}
 GENERATION = {  # `ours` has the defaults of sample.py
     "ours": {"dtype": "auto", "compile": False},
     "ours, compiled": {"dtype": "auto", "compile": True},
@@ -104,6 +103,8 @@ def build(workload: dict, name: str, s: Settings, device: torch.device) -> tuple
     if name.startswith("ours"):
         found = training.attention_errors(s)
         turn, more = training.build(s)
+        if s.compile is True and not more["ran"]["compile"]:
+            raise UserError("the model cannot be compiled here")
         return turn, found | more
     return others.training_step(name, s, device)
 

@@ -75,7 +75,7 @@ def machine(header: dict, results: Iterable[Result]) -> str:
     found = header["environment"]
     lines = [line for result in results for line in result.contenders.values()]
     commits, days = (", ".join(dict.fromkeys(str(line.get(name)) for line in lines)) for name in ("commit", "date"))
-    where = f"CUDA {found['cuda']}" if "cuda" in found else f"threads: {found['threads']}"
+    where = f"CUDA {found['cuda']}".replace("CUDA ROCm", "ROCm") if "cuda" in found else f"threads: {found['threads']}"
     return f"{found['device']}, PyTorch {found['torch']}, {where}; commit {commits}, {days}"
 
 
@@ -200,9 +200,9 @@ def _top(result, shown):
 # columns that several kinds have
 
 
-def gib(size: float) -> str:
-    """Bytes as '2.13 GiB'."""
-    return f"{size / 2**30:.2f} GiB"
+def gib(size: float | None) -> str:
+    """Bytes as '2.13 GiB'; macOS and Windows do not say them."""
+    return f"{size / 2**30:.2f} GiB" if size else "not known"
 
 
 def of_training(result: Result, name: str) -> dict[str, str]:

@@ -83,6 +83,8 @@ def build(workload: dict, name: str, s: Settings, device: torch.device) -> tuple
         if reason := contradiction(name, receipt, case):
             raise UserError(reason)
         turn, how = timing.of_a_kernel(step, device)
+    if device.type == "cuda" and how == "calls":
+        raise UserError("it becomes no CUDA graph, as if it waits for the GPU, and the others are timed as graphs")
     return turn, found | {"kernel": receipt, "timed": how, "dtype": dtype_name(dtype)}
 
 

@@ -9,7 +9,7 @@ import torch
 import train
 from fusedgpt.attention import permitted
 from fusedgpt.attention.case import Case
-from fusedgpt.bench.proof import prove
+from fusedgpt.bench.proof import ParityError, prove
 from fusedgpt.errors import UserError
 from fusedgpt.machine import memory, timing
 from fusedgpt.machine.device import dtype_name, resolve_device, resolve_dtype, tf32
@@ -82,12 +82,14 @@ def build(s) -> tuple[Turn, dict]:
 
 
 def warmed_up(step: Callable[[], torch.Tensor], device: torch.device) -> tuple[Turn, dict]:
-    """(turns of a training step, which returns its loss; the loss and peak memory after WARM_UP of them)."""
+    """(turns of a training step, its loss and peak memory after WARM_UP). Raises ParityError if that is not finite."""
     memory.reset_peak_memory(device)  # compilation and the rehearsal are over
     gc.collect()
     gc.freeze()
     for _ in range(WARM_UP):
         loss = step()
+    if not loss.isfinite():
+        raise ParityError(f"after {WARM_UP} steps its loss is {loss.item()}")
     return timing.Steps(step, device, warmup=0), {
         "loss": loss.item(),
         "steps": WARM_UP,

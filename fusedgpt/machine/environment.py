@@ -46,7 +46,7 @@ def device_name(device: torch.device) -> str:
     if sys.platform == "linux":
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             name = next((line.partition(": ")[2].strip() for line in file if line.startswith("model name")), name)
-    name += f", {torch.backends.cpu.get_cpu_capability()}"
+    name += f", {torch.backends.cpu.get_cpu_capability()}" + ", MPS" * (device.type == "mps")
     if cpu_multiplies_bfloat16():
         name += "+bfloat16"
         if "amx_tile" in cpu_instructions():

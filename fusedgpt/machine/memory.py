@@ -5,6 +5,7 @@ import ctypes
 import math
 import os
 import pathlib
+import re
 import sys
 
 import torch
@@ -50,21 +51,21 @@ def peak_memory(device: torch.device) -> float:
 
 
 def total_memory(device: torch.device) -> float:
-    """Bytes of memory of a GPU, otherwise of the machine or its container; infinite where there is no Linux.
-
-    Docker, SLURM and systemd limit control groups (version 2): the system kills a process that exceeds one.
-    """
+    """Bytes of memory of a GPU, otherwise of the machine or its container; infinite where there is no Linux."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     if sys.platform != "linux":
         return math.inf
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *(size for _, size in _limits())])
+
+
+def _limits():
+    """(folder of a control group (version 2) around this process, bytes that Docker, SLURM or systemd allow it)."""
     path = OWN_GROUPS.read_text(encoding="utf-8", errors="replace").rpartition("::")[2].strip()
     group = pathlib.PurePosixPath(path.lstrip("/"))
     for each in (group, *group.parents):  # a limit holds for all below; Docker shows a container only its own
         with contextlib.suppress(OSError, ValueError):  # "max" is no limit
-            limits.append(int((CGROUPS / each / "memory.max").read_text(encoding="ascii")))
-    return min(limits)
+            yield CGROUPS / each, int((CGROUPS / each / "memory.max").read_text(encoding="ascii"))
 
 
 def free_memory(device: torch.device) -> float:
@@ -74,5 +75,9 @@ def free_memory(device: torch.device) -> float:
     if sys.platform != "linux":
         return math.inf
     with open("/proc/meminfo", encoding="ascii") as file:
-        available = next(1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
-    return min(available, total_memory(device))
+        free = [next(1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable"))]
+    for group, size in _limits():
+        with contextlib.suppress(OSError):
+            taken = re.search(r"^anon (\d+)", (group / "memory.stat").read_text(encoding="ascii"), re.MULTILINE)
+            free.append(size - int(taken[1]))
+    return min(free)

@@ -77,10 +77,9 @@ def settle(plan: Design, out_dir: pathlib.Path, folder: pathlib.Path) -> None:
 
 def gpus() -> list[str]:
     """The GPUs here, as CUDA_VISIBLE_DEVICES names them."""
-    import torch  # takes seconds, which only runs at once need
+    from torch import cuda  # takes seconds, which only runs at once need
 
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return list(map(str, range(torch.cuda.device_count()))) if named is None else named.split(",")
+    return os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(cuda.device_count())))).split(",")
 
 
 def launch(plan: Design, roots: Roots, variant: str, flags: dict, log: IO, if_killed: int, gpu="") -> subprocess.Popen:

@@ -234,6 +234,8 @@ def test_beyond_pytorchs_limit_of_graphs_flex_raises(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda _, dynamic: compile_(torch.neg, dynamic=dynamic, backend="eager"))
     with torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=False):
         attend = COMPILED_FLEX(dynamic=False)
+        assert torch._dynamo.config.recompile_limit >= 64  # sample.py --attention=flex ended at its second token
+        torch._dynamo.config.recompile_limit = 1
         attend(torch.zeros(1))
         with pytest.raises(FailOnRecompileLimitHit):
             attend(torch.zeros(2))

@@ -74,15 +74,18 @@ def test_outcomes_of_tests_are_kept_for_the_same_code(steps, tmp_path):
 
 
 def test_a_step_that_takes_too_long_is_ended_with_its_children(tmp_path, capsys):
-    grandchild = f"import time, pathlib; time.sleep(3); pathlib.Path({str(tmp_path / 'alive')!r}).touch()"
-    child = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {grandchild!r}]); time.sleep(60)"
+    alive, said = (str(tmp_path / name) for name in ("alive", "said"))
+    grandchild = "import time, pathlib, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3)"
+    grandchild += f"; pathlib.Path({alive!r}).touch()"
+    child = f"import pathlib, signal, subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {grandchild!r}])\n"
+    child += f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(pathlib.Path({said!r}).touch())); time.sleep(60)"
     began = time.monotonic()
     with campaign._running("slow", ["-c", child]) as process:
         campaign._wait(process, "slow", 1.0)
     assert time.monotonic() - began < 30
     assert "slow is ended at its limit after 1" in capsys.readouterr().out
     time.sleep(max(0.0, began + 4 - time.monotonic()))
-    assert not (tmp_path / "alive").exists()
+    assert not (tmp_path / "alive").exists() and (tmp_path / "said").exists()  # without SIGTERM there was no report
 
 
 def test_without_a_gpu_there_is_one_sentence(tmp_path):
@@ -98,3 +101,4 @@ def test_each_step_is_a_command_that_its_kind_takes(tmp_path):
         rehearsed = campaign._arguments(step, campaign.Settings(rehearse=True), tmp_path)
         s, _ = kinds.read_settings(step.kind, rehearsed)
         assert admitted(kinds.KINDS[step.kind].comparisons(s, CPU), s.only), step.kind
+        assert s.device == "cpu"  # on a Mac, a rehearsal took its GPU

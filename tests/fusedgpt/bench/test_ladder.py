@@ -1,10 +1,13 @@
 """The ladder: each rung is train.py's own step, changes one thing, and computes the same."""
 
+import math
+
 import pytest
 import torch
 
 import train
 from fusedgpt.bench import ladder, training
+from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError
 from fusedgpt.machine.device import resolve_compile
 from tests.fusedgpt.bench.small import result, results_of, run, settings
@@ -17,7 +20,8 @@ def build(rung, tmp_path, data, **changes):
     return ladder.build({}, rung, settings("ladder", tmp_path, data, **changes), CPU)
 
 
-def test_rungs_to_a_report(tmp_path, data):
+def test_rungs_to_a_report(tmp_path, data, monkeypatch):
+    monkeypatch.setattr(training.memory, "peak_memory", lambda device: math.nan)  # macOS had no report for it
     (found,) = run("ladder", tmp_path, data, only="manual, eager,flash,flash + padded vocabulary,cudnn*", compile=False)
     assert {name for name, line in found.contenders.items() if line["status"] == "refused"} == {
         "cudnn + padded vocabulary"
@@ -28,7 +32,8 @@ def test_rungs_to_a_report(tmp_path, data):
     assert found.measured["flash"]["kernel"]["forward"] == ["flash"]
     assert found.measured["flash + padded vocabulary"]["ran"]["padded_vocab_size"] == 128
     text = (tmp_path / "results" / "ladder" / "report.md").read_text()
-    assert "they agree" in text and "143 ms" in text and "flash / flash (flash, float32, eager, 128 ids)" in text
+    said = ("they agree", "143 ms", "not known", "flash / flash (flash, float32, eager, 128 ids)")
+    assert all(each in text for each in said)
 
 
 def test_a_step_is_that_of_train(tmp_path, data, monkeypatch):
@@ -81,15 +86,16 @@ def test_a_kernel_of_the_users_own_is_a_rung(tmp_path, data):
     file = tmp_path / "mine.py"
     file.write_text("from fusedgpt.attention.functions import ATTENTION\nmine = ATTENTION['math']\n")
     (found,) = run("ladder", tmp_path, data, attention=f"{file}:mine", only="*mine", compile=False)
-    assert found.measured.keys() == {"manual", f"{file}:mine"}
+    assert found.measured.keys() == {"manual", f"{file}:mine"}  # which had a padded vocabulary, beside `flash` without
+    assert {line["ran"]["padded_vocab_size"] for line in found.measured.values()} == {65}
 
 
 def test_losses_that_differ_are_said(tmp_path):
     lines = {"manual": {"loss": 4.0}, "flash": {"loss": 4.3}}
     (said,) = ladder.notes([result({"manual": [2.0] * 6, "flash": [1.0] * 6}, **lines)])
     assert said == "Losses lie within 0.3000 of each other: **they DISAGREE**."
-    lines["flash"]["loss"] = float("nan")
-    assert "DISAGREE" in ladder.notes([result({"manual": [2.0] * 6, "flash": [1.0] * 6}, **lines)])[0]
+    with pytest.raises(ParityError, match="after 5 steps its loss is nan"):  # a report of it ended in a TypeError
+        training.warmed_up(lambda: torch.tensor(math.nan), CPU)
 
 
 @pytest.mark.usefixtures("processes")

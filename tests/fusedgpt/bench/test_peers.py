@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from fusedgpt.bench import commands, foreign, peers
+from fusedgpt.bench import commands, foreign, peers, training
 from fusedgpt.bench.proof import ParityError
 from fusedgpt.errors import UserError
 from tests.fusedgpt.bench.small import run, settings
@@ -93,6 +93,9 @@ def test_who_takes_part(tmp_path, data, monkeypatch):
     assert "Hugging Face, bfloat16, compiled" in names()["generation"] and "recipe" not in names()
     monkeypatch.setattr(peers, "cpu_multiplies_bfloat16", lambda: False)  # such a CPU only emulates it
     assert not [name for name in names()["generation"] if "16" in name]
+    monkeypatch.setattr(training, "build", lambda s: (None, {"ran": {"compile": False}}))  # without a C++ compiler
+    with pytest.raises(UserError, match="cannot be compiled"):  # it was measured eager under this name
+        build("training", "ours, compiled", tmp_path, data)
 
 
 def test_a_whole_command_is_timed_from_start_to_end(tmp_path, data, clone, monkeypatch):

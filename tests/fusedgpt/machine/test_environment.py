@@ -26,6 +26,7 @@ def test_a_cpu_is_named_with_its_instructions(monkeypatch, level, has, said):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(has, True))
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
     assert environment(torch.device("cpu"))["device"].endswith(f", {said}")
+    assert environment(torch.device("mps"))["device"].endswith(", MPS" + said[len(level) :])  # laps of both were mixed
 
 
 def test_the_commit_is_that_of_the_files_and_of_no_repository_around_them(tmp_path):
