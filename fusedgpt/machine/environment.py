@@ -28,11 +28,9 @@ def environment(device: torch.device) -> dict:
         "commit": os.environ.get("FUSEDGPT_COMMIT") or commit(home.SCRIPTS),  # a copy may lie in another history
         "memory": total_memory(device),
     }
-    packages = ["triton", "transformers"]  # beside PyTorch, they may have kernels
     if device.type == "cuda":
         found |= {"cuda": torch.version.cuda or f"ROCm {torch.version.hip}", "cudnn": torch.backends.cudnn.version()}
-        packages += FLASH_PACKAGES
-    for package in packages:
+    for package in ("triton", "transformers", *FLASH_PACKAGES):  # beside PyTorch, they may have kernels
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
     return found

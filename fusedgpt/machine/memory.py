@@ -56,16 +56,18 @@ def total_memory(device: torch.device) -> float:
         return torch.cuda.get_device_properties(device).total_memory
     if sys.platform != "linux":
         return math.inf
-    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *(size for _, size in _limits())])
+    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *(size for size, _ in _limits())])
 
 
 def _limits():
-    """(folder of a control group (version 2) around this process, bytes that Docker, SLURM or systemd allow it)."""
+    """(bytes that Docker, SLURM or systemd allow, bytes taken) of each control group (version 2) of this process."""
     path = OWN_GROUPS.read_text(encoding="utf-8", errors="replace").rpartition("::")[2].strip()
     group = pathlib.PurePosixPath(path.lstrip("/"))
     for each in (group, *group.parents):  # a limit holds for all below; Docker shows a container only its own
         with contextlib.suppress(OSError, ValueError):  # "max" is no limit
-            yield CGROUPS / each, int((CGROUPS / each / "memory.max").read_text(encoding="ascii"))
+            size = int((CGROUPS / each / "memory.max").read_text(encoding="ascii"))
+            taken = re.search(r"^anon (\d+)", (CGROUPS / each / "memory.stat").read_text("ascii"), re.MULTILINE)
+            yield size, int(taken[1])
 
 
 def free_memory(device: torch.device) -> float:
@@ -75,9 +77,5 @@ def free_memory(device: torch.device) -> float:
     if sys.platform != "linux":
         return math.inf
     with open("/proc/meminfo", encoding="ascii") as file:
-        free = [next(1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable"))]
-    for group, size in _limits():
-        with contextlib.suppress(OSError):
-            taken = re.search(r"^anon (\d+)", (group / "memory.stat").read_text(encoding="ascii"), re.MULTILINE)
-            free.append(size - int(taken[1]))
-    return min(free)
+        available = next(1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
+    return min([available, *(size - taken for size, taken in _limits())])

@@ -10,8 +10,6 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from fusedgpt.errors import out_of_memory
-
 
 class StepClock:
     """The times of steps on `device`. They are read later, so that timing a step does not make it wait for the device.
@@ -52,9 +50,7 @@ class Steps:
     Returns the milliseconds of each. `warmup` steps, which do not count, are made at once. `before` precedes each step.
     """
 
-    def __init__(
-        self, step: Callable[[], object], device: torch.device, warmup: int = 1, before: Callable | None = None
-    ):
+    def __init__(self, step: Callable, device: torch.device, warmup: int = 1, before: Callable | None = None):
         self.step, self.clock, self.last_ms, self.before = step, StepClock(device), float("inf"), before
         for _ in range(warmup):
             step()
@@ -82,14 +78,11 @@ def of_a_kernel(step: Callable[[], object], device: torch.device, warmup: int = 
     waits for the device cannot be captured.
     """
     if device.type == "cuda":
-        try:
+        other = torch.empty(2**29, dtype=torch.int8, device=device)  # twice what any GPU's caches hold
+        with contextlib.suppress(RuntimeError):  # if capturing is not the cause, the calls raise the error again
             graph = _captured(step, device, warmup)
-            other = torch.empty(2**29, dtype=torch.int8, device=device)  # twice what any GPU's caches hold
             # zero_ fills the caches, and takes long enough to launch the replay meanwhile
             return Steps(graph.replay, device, warmup=1, before=other.zero_), "graph replay, cold L2"
-        except RuntimeError as error:  # if capturing is not the cause, the calls raise the error again
-            if out_of_memory(error):
-                raise
     return Steps(step, device, warmup), "calls"
 
 

@@ -42,8 +42,7 @@ def test_the_limit_of_a_container_is_its_memory(tmp_path, monkeypatch, own, limi
     for name, limit in limits.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(limit)
+        (tmp_path / name).with_name("memory.stat").write_text("file 9\nanon 4000000\nanon_thp 7\n")
     assert memory.total_memory(cpu) == (machine if least is None else least)
     # of 4 GiB a container held 3.9, and 4 were free: contenders were built there until the kernel killed one
-    for name in limits:
-        (tmp_path / name).with_name("memory.stat").write_text("file 9\nanon 4000000\nanon_thp 7\n")
     assert least is None or memory.free_memory(cpu) == least - 4000000

@@ -60,7 +60,7 @@ def test_a_call_that_waits_for_the_gpu_is_never_captured(gpu):
     gpu.step.side_effect = [None, RuntimeError("called a synchronizing CUDA operation"), None]
     assert timing.of_a_kernel(gpu.step, torch.device("cuda", 7), warmup=1)[1] == "calls"
     assert done(gpu) == ["step", "debug", "step", "debug", "step"]
-    gpu.step.side_effect = [torch.OutOfMemoryError("CUDA out of memory")]  # was timed by calls beside others' graphs
+    gpu.empty.side_effect = torch.OutOfMemoryError("CUDA out of memory")  # was timed by calls, beside others' graphs
     with pytest.raises(torch.OutOfMemoryError):
         timing.of_a_kernel(gpu.step, torch.device("cuda", 7), warmup=1)
 
