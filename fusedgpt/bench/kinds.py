@@ -125,7 +125,8 @@ def measure(name: str, args: list[str], s, device: torch.device, plan: list, fol
             start = functools.partial(_start, name, s, device, each, folder)
             many = 1  # of a CPU's contenders each compiles on all cores; a GPU's share them
             if device.type == "cuda" and not kind.TOGETHER:
-                many = max(1, torch.get_num_threads() // 2)
+                cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+                many = max(1, len(cores) // 2)
             for contender, line in result.contenders.items():
                 if is_own(contender) and line.get("own_kernel") != digest(contender):
                     line["status"] = "changed"  # and so it is measured again

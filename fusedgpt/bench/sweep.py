@@ -66,7 +66,7 @@ def comparisons(s: Settings, device: torch.device) -> list[Comparison]:
 def build(workload: dict, name: str, s: Settings, device: torch.device) -> tuple[Turn, dict]:
     """A kernel at a length, with parity with float64 and its receipt."""
     if name == "flex":
-        torch.compiler.reset()  # PyTorch counts recompilations over a whole process, and stops at the eighth
+        torch.compiler.reset()  # PyTorch counts recompilations over a whole process, and stops at its limit
     ((nh, hs),) = options.heads(workload["heads"])
     dtype, T = resolve_dtype(s.dtype, device), workload["T"]
     case = Case((1, nh, T, hs), device, dtype, backward=workload["pass"] != "forward")
@@ -84,7 +84,7 @@ def build(workload: dict, name: str, s: Settings, device: torch.device) -> tuple
             raise UserError(reason)
         turn, how = timing.of_a_kernel(step, device)
     if device.type == "cuda" and how == "calls":
-        raise UserError("it becomes no CUDA graph, as if it waits for the GPU, and the others are timed as graphs")
+        raise UserError("it cannot become a CUDA graph, as others do: it waits for the GPU, or memory is short")
     return turn, found | {"kernel": receipt, "timed": how, "dtype": dtype_name(dtype)}
 
 

@@ -82,7 +82,7 @@ def build(s) -> tuple[Turn, dict]:
 
 
 def warmed_up(step: Callable[[], torch.Tensor], device: torch.device) -> tuple[Turn, dict]:
-    """(turns of a training step, its loss and peak memory after WARM_UP). Raises ParityError if that is not finite."""
+    """(turns of a training step, loss and peak memory after WARM_UP). Raises ParityError if the loss is not finite."""
     memory.reset_peak_memory(device)  # compilation and the rehearsal are over
     gc.collect()
     gc.freeze()

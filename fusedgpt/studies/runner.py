@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
+import torch
+
 from fusedgpt.errors import UserError
 from fusedgpt.machine import waiting
 from fusedgpt.machine.files import Lines, Lock, json_line
@@ -77,9 +79,8 @@ def settle(plan: Design, out_dir: pathlib.Path, folder: pathlib.Path) -> None:
 
 def gpus() -> list[str]:
     """The GPUs here, as CUDA_VISIBLE_DEVICES names them."""
-    from torch import cuda  # takes seconds, which only runs at once need
-
-    return os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(cuda.device_count())))).split(",")
+    count = torch.cuda.device_count()
+    return os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")[:count]
 
 
 def launch(plan: Design, roots: Roots, variant: str, flags: dict, log: IO, if_killed: int, gpu="") -> subprocess.Popen:

@@ -75,16 +75,17 @@ def test_outcomes_of_tests_are_kept_for_the_same_code(steps, tmp_path):
 
 def test_a_step_that_takes_too_long_is_ended_with_its_children(tmp_path, capsys):
     alive, said = (str(tmp_path / name) for name in ("alive", "said"))
-    grandchild = "import time, pathlib, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3)"
+    grandchild = "import time, pathlib, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(4)"
     grandchild += f"; pathlib.Path({alive!r}).touch()"
-    child = f"import pathlib, signal, subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {grandchild!r}])\n"
-    child += f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(pathlib.Path({said!r}).touch())); time.sleep(60)"
+    child = "import pathlib, signal, subprocess, sys, time; "
+    child += f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(pathlib.Path({said!r}).touch())); "
+    child += f"subprocess.Popen([sys.executable, '-c', {grandchild!r}]); time.sleep(60)"
     began = time.monotonic()
     with campaign._running("slow", ["-c", child]) as process:
-        campaign._wait(process, "slow", 1.0)
+        campaign._wait(process, "slow", 2.0)
     assert time.monotonic() - began < 30
-    assert "slow is ended at its limit after 1" in capsys.readouterr().out
-    time.sleep(max(0.0, began + 4 - time.monotonic()))
+    assert "slow is ended at its limit after 2" in capsys.readouterr().out
+    time.sleep(max(0.0, began + 5 - time.monotonic()))
     assert not (tmp_path / "alive").exists() and (tmp_path / "said").exists()  # without SIGTERM there was no report
 
 

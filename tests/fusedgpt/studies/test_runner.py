@@ -52,7 +52,8 @@ def test_variants_take_turns():
 
 
 def test_auto_is_settled_by_the_first_run_alone_and_what_varies_is_not(tmp_path, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-5")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-5,absent")
+    monkeypatch.setattr(runner.torch.cuda, "device_count", lambda: 2)
     the_plan = plan({"n_layer=2": {"n_layer": 2}, "attention=flash": {"attention": "flash"}}, threads=3)
     _, found = run(tmp_path, the_plan, at_once=4)
     assert {each.row["ran"]["threads"] for each in found.values()} == {"3"}  # runs at once share the cores
