@@ -143,7 +143,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "raw", "sentence"), REFUSED, ids=lambda value: str(value)[:50])
+@pytest.mark.parametrize(("name", "raw", "sentence"), REFUSED, ids=lambda x: x[:50] if isinstance(x, str) else "")
 def test_what_cannot_be_read_is_one_sentence(tmp_path, capsys, name, raw, sentence):
     (tmp_path / name).write_bytes(raw)
     with pytest.raises(UserError) as error:
