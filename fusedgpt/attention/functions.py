@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.nn import attention
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from fusedgpt.attention.table import check_name
 from fusedgpt.errors import UserError
@@ -197,11 +196,17 @@ def flex(
         mask = (_document_mask if inside else _last_document_mask)(T, documents, window)
     elif T > 1 or window is not None:
         mask = (_block_mask if inside else _kept_block_mask)(T, Tk, q.device, window)
-    attend = flex_attention if inside else _compiled_flex(dynamic=not q.requires_grad)  # lengths vary in generation
+    attend = _flex_library().flex_attention if inside else _compiled_flex(dynamic=not q.requires_grad)
     # Below 128 queries PyTorch 2.11 to 2.13 would take its kernel for decoding. Its log-sum-exp has a padded stride
     # from one sequence to the next, which the backward does not know: gradients of a second sequence were wrong
     options = {"FORCE_USE_FLEX_ATTENTION": True} if q.requires_grad else None
     return attend(q, k, v, block_mask=mask, kernel_options=options, **_grouped(q, k))
+
+
+def _flex_library():
+    from torch.nn.attention import flex_attention  # in PyTorch 2.14 it imports sympy, which takes 0.7 s
+
+    return flex_attention
 
 
 def _near(past, window):
@@ -217,7 +222,7 @@ def _near(past, window):
 
 
 def _block_mask(T, Tk, device, window):
-    return create_block_mask(_near(Tk - T, window), None, None, T, Tk, device=device)
+    return _flex_library().create_block_mask(_near(Tk - T, window), None, None, T, Tk, device=device)
 
 
 def _document_mask(T, documents, window):
@@ -227,7 +232,7 @@ def _document_mask(T, documents, window):
     def seen(b, h, i, j):
         return near(b, h, i, j) & (documents[b, i + past] == documents[b, j])
 
-    return create_block_mask(seen, B, None, T, Tk, device=documents.device)
+    return _flex_library().create_block_mask(seen, B, None, T, Tk, device=documents.device)
 
 
 _kept_block_mask = functools.lru_cache(maxsize=64)(_block_mask)
@@ -236,11 +241,11 @@ _last_document_mask = functools.lru_cache(maxsize=2)(_document_mask)
 
 
 @functools.lru_cache(maxsize=2)
-def _compiled_flex(dynamic):
+def _compiled_flex(dynamic):  # in generation, where lengths vary
     # raise beyond the recompilation limit: PyTorch would run flex uncompiled there, with every score in memory
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     torch._dynamo.config.recompile_limit = 64  # of PyTorch's 8 graphs a process, the proof alone takes all
-    return torch.compile(flex_attention, dynamic=dynamic)
+    return torch.compile(_flex_library().flex_attention, dynamic=dynamic)
 
 
 SDPA = {

@@ -12,7 +12,7 @@ def number(*stream: int | str) -> int:
     Each use (one weight, dropout of one micro-batch) has its own stream, so that it does not depend on earlier draws.
     """
     words = [int.from_bytes(word.encode()) if isinstance(word, str) else word for word in stream]
-    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
+    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0]) >> 1
 
 
 def seed(*stream: int | str) -> None:
