@@ -38,9 +38,8 @@ def script_of(args: list[str]) -> tuple[pathlib.Path, list[str]]:
 def _here_or_ours(arg):
     """`arg`, or the path of the project's own file if `arg` names a config file that is not here."""
     ours = home.SCRIPTS / arg
-    if arg.endswith(".py") and ours.is_file() and not pathlib.Path(arg).exists():
-        return str(ours)
-    return arg
+    absent = arg.endswith(".py") and ours.is_file() and not pathlib.Path(arg).exists()
+    return str(ours) if absent else arg
 
 
 def main() -> None:

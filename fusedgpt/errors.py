@@ -57,6 +57,7 @@ def one_sentence(if_memory_is_full: str = "") -> Iterator[None]:
         print(file=sys.stderr)  # the line on the console may be half written
         sys.exit(128 + signal.SIGINT)
     except (UserError, OSError, ModuleNotFoundError) as error:
+        error.__traceback__ = None  # in a notebook its frames would hold the run's lock and memory
         sentence = "error: " + as_called(" ".join(line.strip() for line in str(error).splitlines()))
         sys.exit(terminal.harmless(sentence, sys.stderr))
     except Exception as error:
