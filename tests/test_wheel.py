@@ -46,7 +46,7 @@ def source(tmp_path_factory):
 def installed(source, tmp_path_factory):
     """A folder that holds what a wheel holds that is made of the sdist, as of the one that PyPI serves."""
     folder = tmp_path_factory.mktemp("installed")
-    shutil.unpack_archive(build(source, folder / "sdist", "sdist"), folder / "unpacked", filter="data")
+    shutil.unpack_archive(build(source, folder / "sdist", "sdist"), folder / "unpacked")
     (unpacked,) = (folder / "unpacked").iterdir()
     shutil.unpack_archive(build(unpacked, folder / "wheel", "wheel"), folder / "site", "zip")
     return folder / "site"
