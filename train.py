@@ -51,8 +51,8 @@ from fusedgpt.training.step_results import StepResults
 from model import GPT, GPTConfig
 
 WITH_LESS = (  # advice if memory runs out
-    " Halve --batch_size (and double --gradient_accumulation_steps: the step stays the same), take a fused --attention"
-    " or --recompute=block, or share the model among processes with --parallel=fsdp."
+    " Halve --batch_size (and double --gradient_accumulation_steps and --eval_iters: steps and evaluations"
+    " stay the same), take a fused --attention or --recompute=block, or share the model with --parallel=fsdp."
 )
 
 

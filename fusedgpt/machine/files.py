@@ -127,11 +127,12 @@ def json_line(content: dict[str, Any]) -> str:
 
 def read_jsonl(path: str | os.PathLike) -> list[dict]:
     """The objects of a JSON lines file. Lines that are cut short or are no object are left out."""
-    rows = []
+    rows, names = [], {}  # equal names are one string: a row takes half the memory
+    decoder = json.JSONDecoder(object_pairs_hook=lambda pairs: {names.setdefault(n, n): v for n, v in pairs})
     with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
             with contextlib.suppress(ValueError, RecursionError):
-                rows.append(json.loads(line))
+                rows.append(decoder.decode(line))
     return [row for row in rows if isinstance(row, dict)]
 
 

@@ -65,7 +65,7 @@ class Logger(contextlib.AbstractContextManager):
         if s["wandb_log"]:
             self._attempt(NOT_TRACKED, self._begin_tracking, before.get("wandb_id"))
         with atomic(path, "w") as file:
-            file.writelines(map(json_line, rows))
+            file.writelines(f"{json.dumps(row)}\n" for row in rows)
         self.lines = Lines(path)
         self._write_record()
         self.bar.bar_format = BAR
@@ -134,6 +134,8 @@ class Logger(contextlib.AbstractContextManager):
         """Show on a terminal that the run trains, and ends in so many seconds."""
         self.bar.set_postfix_str(f"{in_words(max(0, round(seconds)))} left{self.facts}", refresh=False)
         self.status("training")
+        if self.lines and time.monotonic() >= self.report_due:
+            self._write_report(running=True)
 
     def say(self, line: str) -> None:
         """Print a line above the bar."""
@@ -174,8 +176,6 @@ class Logger(contextlib.AbstractContextManager):
             line = f"{split}: perplexity {math.exp(min(metrics[f'{split}_loss'], 700)):.3f} a token"
             bits = metrics.get(f"{split}_bits_per_byte")
             self.say(line + (f", {bits:.4f} bits per byte of text" if bits else ""))
-        if self.lines and time.monotonic() >= self.report_due:
-            self._write_report(running=True)
 
     def scores(self, metrics: dict) -> None:
         """Log the scores of an evaluation in the tasks of eval_tasks."""

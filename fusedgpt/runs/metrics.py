@@ -37,7 +37,7 @@ def read_metrics(out_dir: str | pathlib.Path, kind: str | None = None) -> list[d
     path = pathlib.Path(out_dir) / "metrics.jsonl"
     if not path.exists():
         raise UserError(f"{path} does not exist: name the folder of a run")
-    return [row for row in read_jsonl(path) if "kind" in row and kind in (None, row["kind"])]
+    return [row for row in read_jsonl(path) if {"kind", "iter"} <= row.keys() and kind in (None, row["kind"])]
 
 
 def losses_at(out_dir: str | pathlib.Path, iteration: int) -> dict[str, str]:

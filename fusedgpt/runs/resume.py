@@ -177,7 +177,7 @@ def restore(saved: dict, s: Settings, state: Any, meta: dict, say: Say) -> None:
     same = same and dataset.same_text(meta, saved.get("meta") or {}, "val")
     if not same or checkpoint.is_nanogpts(saved):  # nanoGPT draws windows at random
         saved |= {"best_val_loss": math.inf, "best_iter": None}
-        say("evaluations have another text, mask or windows than before: losses do not compare, the next is the best")
+        say("evaluations have another text, mask or windows (eval_iters x batch_size): the next replaces best.pt")
     if saved["scaler"]:
         state.scaler.load_state_dict(saved["scaler"])
     for name, was in saved["config"].items():

@@ -83,7 +83,7 @@ def test_the_page_takes_its_share_of_the_time(tmp_path, monkeypatch):
     monkeypatch.setattr(logger.report_page, "write", write)
     log = opened(tmp_path)
     while clock[0] < 3000:
-        log.evaluation(LOSSES)
+        log.ends_in(1.0)
         clock[0] += 1
     assert began == [1000, 1500, 2000, 2500]  # 5 seconds each, a hundredth of the time
 
