@@ -125,7 +125,8 @@ def answer_help(defaults: Any, args: list[str], description: str, **how: Any) ->
 
 def _assignments(file, settings):
     """The settings that a config file assigns. It may have functions, modules and _names of its own."""
-    if not (file.endswith(".py") and os.path.isfile(file)):
+    path = next(filter(os.path.isfile, (file, SCRIPTS / file)), "")  # the project's own, if it is not in this folder
+    if not (file.endswith(".py") and path):
         ours = {path.stem: path.relative_to(SCRIPTS) for path in (SCRIPTS / "config").rglob("*.py")}
         near = difflib.get_close_matches(pathlib.Path(file).stem, ours, n=1)
         if near and not os.path.exists(file):
@@ -135,9 +136,9 @@ def _assignments(file, settings):
         raise UserError(f"there is no config file {file}: {files}, and {flags}")
     # as builtins, what a file may read is not among the globals that it assigns
     read = vars(builtins) | vars(settings) | LENT
-    names = {"__builtins__": read, "__name__": "<config file>", "__file__": file}
+    names = {"__builtins__": read, "__name__": "<config file>", "__file__": str(path)}
     try:
-        exec(compile(pathlib.Path(file).read_bytes(), file, "exec"), names)
+        exec(compile(pathlib.Path(path).read_bytes(), file, "exec"), names)
     except (Exception, SystemExit) as error:  # exit() would end the script with status 0
         raise UserError(f"config file {file} fails: {type(error).__name__}: {first_line(error)}") from error
     own = {name for name, v in names.items() if callable(v) or isinstance(v, types.ModuleType)} - vars(settings).keys()

@@ -6,6 +6,7 @@
 Every setting is a field of Settings (fusedgpt/settings.py); config files and --name=value flags set them.
 """
 
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -65,7 +66,7 @@ def read_settings(args: list[str]) -> Settings:
         was, path = earlier
         kept = [(name, was[name], path) for name in was if name in vars(s) and name not in resume.reaching_out(was)]
         s = changed(changed(Settings(), kept), given)
-        resume.require_given_again(s, was)
+        resume.require_given_again(s, was, {name for name, _, _ in given})
         if "lr_decay_iters" not in flags:
             s = resume.prolonged(s, was)
     if "max_iters" in flags and "minutes" not in flags:
@@ -225,7 +226,7 @@ def build(s: Settings, ranks: distributed.Ranks, device: torch.device, logger: L
     # data and weights
     folder, meta = find_data(s)
     prompts = samples.prompts(s, meta, ranks)
-    lock = files.lock(out_dir) if writes and ranks.main and not s.eval_only else None
+    logger.lock = lock = files.lock(out_dir) if writes and ranks.main and not s.eval_only else None
     saved = path = None
     if s.init_from == "resume":
         saved, path = run_folder.load_latest(out_dir, logger.say, whole=ranks.shards == 1)
@@ -314,7 +315,7 @@ def main(s: Settings) -> None:
     """Train as `s` says. Raises UserError for bad input. A signal ends the script with status 128 + its number."""
     began = time.perf_counter()
     s, ranks, device = join(s)
-    with Logger(ranks.main) as logger:
+    with contextlib.ExitStack() as stack, Logger(ranks.main) as logger:
         logger.say("\n".join(settings_lines(s)))
         run = build(s, ranks, device, logger)
         run.token_bytes = evaluation.token_bytes(run.meta, ranks, device, logger.status, logger.say)
@@ -330,9 +331,10 @@ def main(s: Settings) -> None:
         memory.reset_peak_memory(device)  # compilation, the rehearsal and the timing are over
         gc.collect()
         gc.freeze()  # freeze long-lived objects so that garbage collection does not stall a step
+        stack.callback(gc.unfreeze)  # a compiled model is a cycle, which a notebook would keep
         if not s.eval_only:
             run.open_log()
-            run.stopped_by = catch_signals(ranks.main)
+            run.stopped_by = catch_signals(ranks.main, stack)
         if s.max_seconds is not None:
             run.deadline = began + s.max_seconds
         training_loop(run)

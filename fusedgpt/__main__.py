@@ -26,20 +26,13 @@ def script_of(args: list[str]) -> tuple[pathlib.Path, list[str]]:
     """The script that `args` name, and the arguments for it. Raises UserError for an unknown name."""
     command, *rest = args
     if command in COMMANDS:
-        return home.SCRIPTS / f"{command}.py", [_here_or_ours(arg) for arg in rest]
+        return home.SCRIPTS / f"{command}.py", rest
     if command != "prepare":
         raise UserError(f"there is no command {command!r}: it can be prepare, {', '.join(COMMANDS)}")
     name, *rest = rest or [""]
     if name not in data_sets():
         raise UserError(f"there is no data set {name!r}: it can be {', '.join(data_sets())}")
     return data_sets()[name], rest
-
-
-def _here_or_ours(arg):
-    """`arg`, or the path of the project's own file if `arg` names a config file that is not here."""
-    ours = home.SCRIPTS / arg
-    absent = arg.endswith(".py") and ours.is_file() and not pathlib.Path(arg).exists()
-    return str(ours) if absent else arg
 
 
 def main() -> None:

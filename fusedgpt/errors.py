@@ -4,6 +4,7 @@ import contextlib
 import reprlib
 import signal
 import sys
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,16 +49,21 @@ def one_sentence(if_memory_is_full: str = "") -> Iterator[None]:
     if_memory_is_full: advice to print then. From here on, characters that the console lacks become escapes, and files
     and pipes get each line at once, so that both streams stay in order.
     """
+    expected = (UserError, OSError, ModuleNotFoundError)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # the stream of a notebook, into which %run runs a script, has none
             stream.reconfigure(errors="backslashreplace", line_buffering=True)
     try:
-        yield
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, Exception) or isinstance(error, expected) or out_of_memory(error):
+                traceback.clear_frames(error.__traceback__)  # a notebook would keep them, and the run's memory
+            raise
     except KeyboardInterrupt:
         print(file=sys.stderr)  # the line on the console may be half written
         sys.exit(128 + signal.SIGINT)
-    except (UserError, OSError, ModuleNotFoundError) as error:
-        error.__traceback__ = None  # in a notebook its frames would hold the run's lock and memory
+    except expected as error:
         sentence = "error: " + as_called(" ".join(line.strip() for line in str(error).splitlines()))
         sys.exit(terminal.harmless(sentence, sys.stderr))
     except Exception as error:

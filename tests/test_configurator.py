@@ -38,6 +38,15 @@ def test_order_is_defaults_files_flags(tmp_path):
     assert got == Settings(rate=5.0, steps=6, name="c", compile=False) and type(got.rate) is float
 
 
+def test_a_config_file_is_taken_from_here_before_the_projects(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    both = ["config/quickstart.py", "config/study/../quickstart.py"]
+    assert configure(train.Settings(), both[:1], "").block_size == 128
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "quickstart.py").write_text("block_size = 3")
+    assert [configure(train.Settings(), [file], "").block_size for file in both] == [3, 128]
+
+
 def test_a_file_changes_an_earlier_run_to_a_default_too(tmp_path):
     # Python keeps one object of a small number, a bool or a short text, so that a default counted as not assigned
     (tmp_path / "c.py").write_text(

@@ -56,7 +56,7 @@ class Case:
     @property
     def documents(self) -> Tensor | None:
         """The document of each key, (B, Tk), if `packed`. Sequences have about 3 and 24 documents, in turn."""
-        return _documents(self.shape[0], self.keys or self.shape[2], self.device) if self.packed else None
+        return _document(self.shape[0], self.keys or self.shape[2], self.device, self.backward) if self.packed else None
 
     def inputs(self, scale: float = 1.0) -> tuple[Tensor, ...]:
         """q (B, nh, T, hs), k and v (B, nkv, Tk, hs), and dy like q, the gradient of y: normal numbers.
@@ -88,7 +88,8 @@ class Case:
         # a user's own kernel need not know of documents or windows
         masks = {"documents": self.documents} if self.packed else {}
         masks |= {"window": self.window} if self.window else {}
-        y = attend(q, k, v, self.dropout, **masks)
+        with torch.set_grad_enabled(self.backward):  # evaluation and generation call it without
+            y = attend(q, k, v, self.dropout, **masks)
         return (y, *torch.autograd.grad(_Loss.apply(y, dy), (q, k, v))) if self.backward else (y,)
 
 
@@ -106,9 +107,9 @@ class _Loss(torch.autograd.Function):
 
 
 @functools.lru_cache(maxsize=1)  # flex makes a new mask unless it gets the same tensor of documents as last time
-def _documents(B, Tk, device):
+def _document(B, Tk, device, other):  # others without gradients: a kernel may not keep a mask for its shape
     lengths = torch.tensor([Tk // 3 + 1, Tk // 24 + 1]).repeat(B)[:B, None]
-    shifted = torch.arange(Tk) + 7 * torch.arange(B)[:, None]  # sequences begin their documents at different places
+    shifted = torch.arange(Tk) + 7 * torch.arange(B)[:, None] + other  # each sequence begins at its own place
     return shifted.div(lengths, rounding_mode="floor").to(device)
 
 

@@ -98,15 +98,15 @@ make_ready._dynamo_marked_constant = True
 
 def any_kernel(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """SDPA in whichever kernel PyTorch picks. Fewer kernels take the mask of `_with_mask`; none skips hidden scores."""
+    return functools.partial(_picked, attend)  # not a function in here, which pickle refuses
 
-    def picked(q, k, v, dropout_p=0.0, documents=None, window=None):
-        make_ready("flash")
-        # cuDNN, PyTorch's first choice on Hopper, would build a plan for every length of the cache
-        if q.is_cuda and (q.size(-2) < k.size(-2) or rounded_by_cudnn(dropout_p)):
-            return without_cudnn(attend, q, k, v, dropout_p, documents, window)
-        return attend(q, k, v, dropout_p, documents, window)
 
-    return picked
+def _picked(attend, q, k, v, dropout_p=0.0, documents=None, window=None):
+    make_ready("flash")
+    # cuDNN, PyTorch's first choice on Hopper, would build a plan for every length of the cache
+    if q.is_cuda and (q.size(-2) < k.size(-2) or rounded_by_cudnn(dropout_p)):
+        return without_cudnn(attend, q, k, v, dropout_p, documents, window)
+    return attend(q, k, v, dropout_p, documents, window)
 
 
 def rounded_by_cudnn(dropout_p: float) -> bool:
@@ -172,41 +172,37 @@ def only(backend: SDPBackend, attend: Callable[..., Tensor] = _with_flag, name: 
 
     name: which FlashAttention, as make_ready takes it.
     """
+    return functools.partial(_forced, backend.name, attend, name)
 
-    def forced(q, k, v, dropout_p=0.0, documents=None, window=None):
-        make_ready(name)
-        # without this, PyTorch 2.5 and later compute `math` in float32, whatever the dtype
-        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
-        try:
-            with sdpa_kernel(backend):
-                return attend(q, k, v, dropout_p, documents, window)
-        finally:  # back to PyTorch's default, for sdpa if it picks math
-            torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
 
-    return forced
+def _forced(backend, attend, name, q, k, v, dropout_p=0.0, documents=None, window=None):
+    make_ready(name)
+    # without this, PyTorch 2.5 and later compute `math` in float32, whatever the dtype
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+    try:
+        with sdpa_kernel(getattr(SDPBackend, backend)):
+            return attend(q, k, v, dropout_p, documents, window)
+    finally:  # back to PyTorch's default, for sdpa if it picks math
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
 
 
 def flex(
     q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, documents: Tensor | None = None, window: int | None = None
 ) -> Tensor:
     """FlexAttention. It ignores `dropout_p`: permitted.refusal refuses flex before a model trains with dropout."""
+    import torch.nn.attention.flex_attention  # here, because PyTorch 2.14 imports sympy with it, which takes 0.7 s
+
     T, Tk, mask = q.size(-2), k.size(-2), None
     inside = torch.compiler.is_compiling()  # a model that is being compiled traces flex into its own graph
     if documents is not None:
         mask = (_document_mask if inside else _last_document_mask)(T, documents, window)
     elif T > 1 or window is not None:
         mask = (_block_mask if inside else _kept_block_mask)(T, Tk, q.device, window)
-    attend = _flex_library().flex_attention if inside else _compiled_flex(dynamic=not q.requires_grad)
+    attend = attention.flex_attention.flex_attention if inside else _compiled_flex(dynamic=not q.requires_grad)
     # Below 128 queries PyTorch 2.11 to 2.13 would take its kernel for decoding. Its log-sum-exp has a padded stride
     # from one sequence to the next, which the backward does not know: gradients of a second sequence were wrong
     options = {"FORCE_USE_FLEX_ATTENTION": True} if q.requires_grad else None
     return attend(q, k, v, block_mask=mask, kernel_options=options, **_grouped(q, k))
-
-
-def _flex_library():
-    from torch.nn.attention import flex_attention  # in PyTorch 2.14 it imports sympy, which takes 0.7 s
-
-    return flex_attention
 
 
 def _near(past, window):
@@ -222,7 +218,7 @@ def _near(past, window):
 
 
 def _block_mask(T, Tk, device, window):
-    return _flex_library().create_block_mask(_near(Tk - T, window), None, None, T, Tk, device=device)
+    return attention.flex_attention.create_block_mask(_near(Tk - T, window), None, None, T, Tk, device=device)
 
 
 def _document_mask(T, documents, window):
@@ -232,7 +228,7 @@ def _document_mask(T, documents, window):
     def seen(b, h, i, j):
         return near(b, h, i, j) & (documents[b, i + past] == documents[b, j])
 
-    return _flex_library().create_block_mask(seen, B, None, T, Tk, device=documents.device)
+    return attention.flex_attention.create_block_mask(seen, B, None, T, Tk, device=documents.device)
 
 
 _kept_block_mask = functools.lru_cache(maxsize=64)(_block_mask)
@@ -245,7 +241,7 @@ def _compiled_flex(dynamic):  # in generation, where lengths vary
     # raise beyond the recompilation limit: PyTorch would run flex uncompiled there, with every score in memory
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     torch._dynamo.config.recompile_limit = 64  # of PyTorch's 8 graphs a process, the proof alone takes all
-    return torch.compile(_flex_library().flex_attention, dynamic=dynamic)
+    return torch.compile(attention.flex_attention.flex_attention, dynamic=dynamic)
 
 
 SDPA = {
@@ -277,9 +273,10 @@ def load(name: str) -> Callable[..., Tensor]:
     # torch.compile looks modules up by name
     spec = importlib.util.spec_from_file_location("own_" + re.sub(r"\W", "_", path), path)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    sys.path.append(str(pathlib.Path(path).resolve().parent))  # it may import files beside it
     spec.loader.exec_module(module)
-    if not callable(found := getattr(module, function, None)):
-        raise UserError(f"attention={name}: {path} has no function {function}")
+    if not callable(found := getattr(module, function, None)) or isinstance(found, torch.nn.Module):
+        raise UserError(f"attention={name}: {path} has no function {function}, and a Module would be part of the model")
     return found
 
 

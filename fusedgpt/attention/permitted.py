@@ -64,7 +64,7 @@ def _comparisons(name, case, made):
     attend, most = as_run(name, case), parity.shortened(case, sequences)
     yield from parity.checks(attend, most)
     if (is_own(name) or case.device.type == "mps") and case.backward:  # as evaluation calls it (pytorch#195910)
-        yield "without gradients", parity.compare(ATTENTION[name], replace(most, backward=False), heads=2)
+        yield "without gradients", parity.compare(attend, replace(most, backward=False), heads=2)
     if made:  # only at the compiled shape: every other shape would take seconds to compile
         yield "compiled", parity.compare(made, parity.shortened(case), heads=2)
 

@@ -5,8 +5,8 @@ import os
 import signal
 
 
-def catch_signals(main: bool) -> list[int]:
-    """Catch SIGTERM, SIGHUP and Ctrl-C. Returns a list that gets their numbers. A second Ctrl-C ends the program.
+def catch_signals(main: bool, stack: contextlib.ExitStack) -> list[int]:
+    """Catch SIGTERM, SIGHUP and Ctrl-C until `stack` ends: a list gets their numbers. A second Ctrl-C interrupts.
 
     The `main` rank reports the first signal on stderr at once, because the current step may still take long.
     """
@@ -15,7 +15,7 @@ def catch_signals(main: bool) -> list[int]:
     def catch(number, frame):
         caught.append(number)
         if number == signal.SIGINT:  # not SIGTERM, which torchrun and schedulers may send twice
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, signal.default_int_handler)  # SIG_DFL would end a notebook's kernel
         if main and len(caught) == 1:
             line = f"\n{signal.Signals(number).name}: stopping with a checkpoint"
             if number == signal.SIGINT:
@@ -26,5 +26,5 @@ def catch_signals(main: bool) -> list[int]:
     for name in ("SIGTERM", "SIGHUP", "SIGINT"):
         number = getattr(signal, name, None)  # Windows has no SIGHUP
         if number and signal.getsignal(number) is not signal.SIG_IGN:  # under nohup, SIGHUP stays ignored
-            signal.signal(number, catch)
+            stack.callback(signal.signal, number, signal.signal(number, catch) or signal.SIG_DFL)
     return caught

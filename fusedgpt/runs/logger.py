@@ -35,6 +35,7 @@ class Logger(contextlib.AbstractContextManager):
     def __init__(self, main: bool):
         self.main = main
         self.lines, self.tracker = None, None
+        self.lock: Lock | None = None  # of the run's folder, until the logger exits
         self.evaluations = []  # rows of metrics.jsonl, also from before this start
         self.refused = False  # whether the disk refuses metrics.jsonl
         shown = main and sys.stderr.isatty()
@@ -42,14 +43,14 @@ class Logger(contextlib.AbstractContextManager):
         self.facts = ""  # at the end of the bar
         self.report_due = 0.0  # when report.html may be written again
 
-    def open(self, out_dir: pathlib.Path, start: int, record: dict, lock: Lock, lowest: float) -> None:
-        """Open metrics.jsonl, run.json, wandb and the bar at iteration `start`. `lock` is the lock of `out_dir`.
+    def open(self, out_dir: pathlib.Path, start: int, record: dict, lowest: float) -> None:
+        """Open metrics.jsonl, run.json, wandb and the bar at iteration `start`. `self.lock` is the lock of `out_dir`.
 
         A resumed run drops the metrics that it will log again. lowest: its best validation loss; those below are of
         another text or mask. A new run moves an earlier run aside. Raises UserError if the folder cannot be written.
         """
-        lock.check()
-        self.out_dir, self.record, self.lock, s, before = out_dir, record, lock, record["settings"], {}
+        self.lock.check()
+        self.out_dir, self.record, s, before = out_dir, record, record["settings"], {}
         path, rows = out_dir / "metrics.jsonl", []
         if s["init_from"] == "resume":
             rows = self._metrics_before(start, s)
@@ -116,9 +117,11 @@ class Logger(contextlib.AbstractContextManager):
 
     def __exit__(self, *_):
         self.bar.close()  # or the sentence of an error would begin behind it
-        if self.lines and not self.lock.file.closed and self._attempt("NOT WRITTEN: report.html", self.lock.check):
+        if self.lines and self._attempt("NOT WRITTEN: report.html", self.lock.check):
             self._write_report(running=False)  # after an error, whose sentence wandb's last words would follow
             self._track("finish", 1)
+        if self.lock:
+            self.lock.close()  # a notebook would keep it in the frames of an error
 
     def shorten(self, iterations: int) -> None:
         """From now on, the run has so many iterations: the bar and run.json, whose settings have changed, show it."""
@@ -233,3 +236,4 @@ class Logger(contextlib.AbstractContextManager):
             self._write_record()
             self._write_report(running=False)
             self._track("finish")  # last: it may wait for a network
+            self.lines = None

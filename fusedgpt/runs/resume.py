@@ -62,10 +62,10 @@ def reaching_out(config: dict[str, Any]) -> dict[str, str]:
     return {name: what for name, (reaches, what) in known.items() if reaches}
 
 
-def require_given_again(s: Settings, was: dict[str, Any]) -> None:
-    """Raise UserError if `s` leaves out the kernel or the data of the run that it resumes. was: that run's settings."""
+def require_given_again(s: Settings, was: dict[str, Any], given: set[str]) -> None:
+    """Raise UserError if `given` lacks the kernel or the data of the run that `s` resumes, whose settings `was` has."""
     for name, what in reaching_out(was).items():
-        if name in ("attention", "dataset") and getattr(s, name) == getattr(Settings, name):
+        if name in ("attention", "dataset") and name not in given:
             how = f"if you trust it, give --{name}={was[name]} again"
             raise UserError(f"the checkpoint in {s.out_dir} has {name}={shown(was[name])}, which {what}: {how}")
 

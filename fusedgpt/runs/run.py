@@ -91,7 +91,7 @@ class Run:
         """Write run.json and open metrics.jsonl, once all settings are settled; see Logger.open."""
         if self.ranks.main:
             folder = self.checkpoints
-            self.logger.open(folder.out_dir, self.state.iteration, self.record, folder.lock, folder.best[0])
+            self.logger.open(folder.out_dir, self.state.iteration, self.record, folder.best[0])
         if self.trace:
             self.trace.replace(self.checkpoints.out_dir / "trace.json")
 
@@ -264,8 +264,6 @@ class Run:
         if checkpoints.failed:
             raise checkpoints.failed
         self.logger.close()
-        if checkpoints.lock:
-            checkpoints.lock.close()
         if unsaved and not state.sound:
             how = checkpoints.recovery_advice()
             raise UserError(f"the run has diverged and ends after {state.iteration} steps: {how}")

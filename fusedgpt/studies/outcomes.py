@@ -105,11 +105,11 @@ class Results:
                 why = next(o.why for o in self.outcomes if o.variant == name and o.status == how)
                 found.append(f"{name}: {count} of {len(plan.seeds)} runs {how} ({why})")
         varied = {f"{name}{of_a_file}" for name in plan.varied for of_a_file in ("", "_sha256")}
-        records = [o.row["ran"] for o in self.outcomes if "ran" in o.row]
+        ran = [(o.variant, o.row["ran"]) for o in self.outcomes if "ran" in o.row]
         for name in (*SEEN, *MACHINE):
-            kinds = dict.fromkeys(str(each.get(name)) for each in records)
-            if len(kinds) > 1 and name not in varied and (name, plan.kind) != ("commit", "against"):
-                found.append(f"the runs differ in more than what varies: {name}: {', '.join(kinds)}")
+            kinds = dict.fromkeys((variant * (name in varied), str(each.get(name))) for variant, each in ran)
+            if len(kinds) > len({variant for variant, _ in kinds}) and (name, plan.kind) != ("commit", "against"):
+                found.append(f"the runs differ in more than what varies: {name}: {', '.join(v for _, v in kinds)}")
         seeds = plan.seeds[: self.counted] if self.decided else plan.seeds
         if missing := sum(o.status == "missing" and o.seed in seeds for o in self.outcomes):
             found.append(f"{missing} runs are missing: {self.counted} of {len(plan.seeds)} seeds count")

@@ -18,9 +18,9 @@ from tests.launch import script
 
 CPU = torch.device("cpu")
 FILE = """
-import torch
+from beside import torch
 
-LAST = 8
+layer = torch.nn.Identity()
 
 def _weights(q, k, hidden):
     return (q @ k.mT / q.size(-1) ** 0.5).masked_fill(hidden, float("-inf")).softmax(-1)
@@ -33,10 +33,10 @@ def whole(q, k, v, dropout_p=0.0):
     return _weights(q, k, _hidden(q, k, 1)) @ v
 
 def window(q, k, v, dropout_p=0.0):
-    return _weights(q, k, _hidden(q, k, 1) | ~_hidden(q, k, 1 - LAST)) @ v
+    return _weights(q, k, _hidden(q, k, 1) | ~_hidden(q, k, -7)) @ v
 
 def cheat(q, k, v, dropout_p=0.0):
-    return whole(q, k, v) if q.requires_grad else _weights(q, k, _hidden(q, k, 2)) @ v
+    return whole(q, k, v) if torch.is_grad_enabled() else _weights(q, k, _hidden(q, k, 2)) @ v
 
 def double(q, k, v, dropout_p=0.0):
     return whole(q.double(), k.double(), v.double())
@@ -59,6 +59,7 @@ def even(q, k, v, dropout_p=0.0):
 def file(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(FILE)
+    (tmp_path / "beside.py").write_text("import torch")
     return path
 
 
@@ -85,6 +86,7 @@ def test_a_run_remembers_the_full_path_of_its_file(file, monkeypatch):
     [
         ("missing.py:f", r"No such file or directory: '.*missing.py'"),
         ("{file}:absent", "has no function absent"),
+        ("{file}:layer", "a Module would be part of the model"),  # no checkpoint of its run could be read
         # these trained: the first was sampled with full attention, the second evaluated better
         ("{file}:window", "it fails parity with float64 at 127 tokens"),
         ("{file}:cheat", "it fails parity with float64 without gradients"),

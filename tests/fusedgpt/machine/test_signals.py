@@ -67,7 +67,7 @@ def test_ctrl_c_is_acknowledged_at_once_in_an_evaluation_too(tmp_path, data, mon
             seen.append(capfd.readouterr().err)
             if len(seen) == 3:
                 signal.raise_signal(signal.SIGINT)
-                assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL  # the second ends the program
+                assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # the second ends the run
 
     monkeypatch.setattr(Logger, "status", interrupted)
     with pytest.raises(SystemExit) as ended:

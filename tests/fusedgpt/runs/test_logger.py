@@ -20,7 +20,8 @@ def opened(out_dir):
     """A logger with the folder of a new run."""
     out_dir.mkdir(exist_ok=True)
     log = logger.Logger(main=True)
-    log.open(out_dir, 0, {"settings": dataclasses.asdict(Settings()), "wandb_id": "own"}, lock(out_dir), math.inf)
+    log.lock = lock(out_dir)
+    log.open(out_dir, 0, {"settings": dataclasses.asdict(Settings()), "wandb_id": "own"}, math.inf)
     return log
 
 
@@ -64,7 +65,7 @@ def test_a_resumed_run_forgets_losses_below_its_best(tmp_path):
     for n, loss in enumerate((1.7, 1.5, 2.0, 1.8)):  # 1.7 was forgotten too, and patience did not end a resumed run
         log.evaluation({"iter": n, "train_loss": 1.0, "val_loss": loss})
     log.scores({"iter": 2000, "acc": 0.5})  # was lost without eval_tasks, and wandb's id without wandb_log
-    log.open(tmp_path, 2000, {"settings": dataclasses.asdict(Settings(init_from="resume"))}, log.lock, 1.8)
+    log.open(tmp_path, 2000, {"settings": dataclasses.asdict(Settings(init_from="resume"))}, 1.8)
     assert [row["val_loss"] for row in log.evaluations] == [1.7, 2.0, 1.8]
     assert rows(tmp_path, "score") and log.record["wandb_id"] == "own"
     log.tracker = tracker = mock.Mock()
