@@ -45,7 +45,7 @@ def test_another_mask_begins_the_best_loss_anew(tmp_path, stories, capsys, mask,
     run(tmp_path, stories, init_from="resume", mask=then, max_iters=4, eval_interval=1)
     said = capsys.readouterr().out
     assert f"resuming with mask='{then}'; it was '{mask}'" in said
-    assert "evaluations have another text, mask or windows than before" in said
+    assert "evaluations have another text, mask or windows (eval_iters x batch_size)" in said
     best = checkpoint_of(tmp_path, "best.pt")
     evaluated = {row["iter"]: row["val_loss"] for row in rows(tmp_path, "eval") if row["iter"] >= 2}
     assert best["best_val_loss"] == min(evaluated.values()) == evaluated[best["iter_num"]]
