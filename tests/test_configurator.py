@@ -157,9 +157,9 @@ def test_files_pass_the_same_check(tmp_path, line, message):
 
 
 def test_files_of_nanogpt_load(tmp_path):
-    # names that its train.py had imported, and a float for a whole number were refused
-    text = "steps = 0.03 * 10466\nrate = math.cos(math.pi) + 2\ndef base(): return os.path.basename('a/b')\n"
-    (tmp_path / "c.py").write_text(f"{text}name = base()")
+    # names that its train.py had imported, a float for a whole number, and numpy's numbers were refused
+    text = "import numpy as np\nsteps = 0.03 * 10466\nrate = np.sqrt(4) + math.cos(math.pi)\n"
+    (tmp_path / "c.py").write_text(f"{text}def base(): return os.path.basename('a/b')\nname = base()")
     assert parse(str(tmp_path / "c.py")) == Settings(steps=314, rate=1.0, name="b")
 
 

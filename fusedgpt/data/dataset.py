@@ -62,7 +62,7 @@ def read_meta(folder: str | pathlib.Path, vocab_size: int | None = None) -> dict
 def meta_of_checkpoint(root: pathlib.Path, saved: dict) -> dict:
     """The meta of the data that a checkpoint was trained on. nanoGPT's only name a data set, whose folder is read."""
     if saved.get("meta") is None:
-        meta = read_meta(folder := find_folder(root, saved["config"].get("dataset", "openwebtext")))
+        meta = read_meta(folder := root / "data" / saved["config"].get("dataset", "openwebtext"))
         check_fit(meta, saved["model_args"]["vocab_size"], f"{folder} (or GPT-2)", "put the meta.pkl of its data there")
         return meta
     return _checked(saved["meta"])
@@ -161,8 +161,8 @@ def _read_meta_pkl(path):
     itos = meta.get("itos") or {i: c for c, i in meta.get("stoi", {}).items()}
     if isinstance(itos, list):
         itos = dict(enumerate(itos))
-    itos = {int(i): c for i, c in itos.items()}
-    size = vocabulary({"vocab_size": int(meta.get("vocab_size") or max(itos) + 1)})
+    size = vocabulary({"vocab_size": int(meta.get("vocab_size") or max(map(int, itos)) + 1)})
+    itos = {int(i): str(c) for i, c in itos.items() if isinstance(c, str)}  # no checkpoint can hold numpy's text
     if not itos:
         return {"tokenizer": "unknown", "vocab_size": size}
     return _checked({"tokenizer": "char", "vocab_size": size, "itos": [itos.get(i) for i in range(size)]})

@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 
 from fusedgpt.data import tokenizer
 from fusedgpt.data.dataset import check_same_ids, meta_of_checkpoint, read_meta
@@ -42,7 +43,6 @@ def test_a_damaged_meta_is_named(tmp_path):
 
 def test_data_that_were_never_prepared_here_are_not_taken_for_gpt2s(tmp_path):
     # a nanoGPT model of 65 characters was exported with GPT-2's tokenizer
-    (tmp_path / "data" / "shakespeare_char").mkdir(parents=True)
     saved = {"config": {"dataset": "shakespeare_char"}, "model_args": {"vocab_size": 65}}
     with pytest.raises(UserError, match=r"has 50257 ids, the model 65: put the meta\.pkl of its data there"):
         meta_of_checkpoint(tmp_path, saved)
@@ -63,14 +63,18 @@ GAPS = {i: c for i, c in ITOS.items() if i not in (3, 40)}
         (pickle.dumps({"vocab_size": 65, "stoi": STOI}), ITOS),
         (pickle.dumps({"vocab_size": 65, "itos": GAPS, "stoi": {c: i for i, c in GAPS.items()}}), GAPS),
         (pickle.dumps({"itos": {np.uint16(i): c for i, c in ITOS.items()}}), ITOS),
+        (pickle.dumps({"itos": dict(enumerate(np.array([*STOI])))}), ITOS),  # no checkpoint of the run could be read
+        (pickle.dumps({"vocab_size": 65, "itos": {i: i for i in range(65)}}), None),  # pixels, or moves of chess
     ],
-    ids=["vocab_size alone", "numpy's integer", "numpy 1's", "stoi without itos", "gaps", "ids that are numpy's"],
+    ids=["vocab_size alone", "an integer", "numpy 1's", "no itos", "gaps", "ids", "text of numpy's", "no text"],
 )
 def test_what_nanogpt_trains_on_is_read(tmp_path, pickled, characters):
     # nanoGPT's train.py reads vocab_size alone; each of these used to end the run
     (tmp_path / "meta.pkl").write_bytes(pickled)
     meta = read_meta(tmp_path)
     assert meta["vocab_size"] == 65 and type(meta["vocab_size"]) is int
+    torch.save(meta, tmp_path / "ckpt.pt")
+    assert torch.load(tmp_path / "ckpt.pt", weights_only=True) == meta
     if characters:
         assert Tokenizer(meta).tokens == [characters[i].encode() if i in characters else None for i in range(65)]
 

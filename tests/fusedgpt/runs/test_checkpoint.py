@@ -30,6 +30,14 @@ def test_it_is_nanogpts_dict(small_run):
     assert saved["iter_num"] == 10 and saved["config"]["batch_size"] == 4
 
 
+def test_weights_and_their_shape_are_a_model(small_run, tmp_path):
+    # nanoGPT's checkpoints are shared without the rest, and were "damaged"
+    saved = torch.load(small_run / "ckpt.pt", weights_only=True)
+    torch.save({key: saved[key] for key in ("model", "model_args", "extra_model_args")}, tmp_path / "ckpt.pt")
+    model = GPT.from_checkpoint(checkpoint.load(tmp_path / "ckpt.pt"))
+    assert all(torch.equal(w, saved["model"][name]) for name, w in model.state_dict().items())
+
+
 def test_a_notebook_opens_a_model_of_another_family_as_it_is_or_not_at_all(tmp_path, data):
     # GPT(GPTConfig(**model_args)) took all weights of a model with a window, and computed another one
     shape = dict(window=4, norm_eps=1e-3, window_pattern="SL", vocab_multiple=1, activation="gelu_tanh")
