@@ -17,7 +17,6 @@ plan measures nothing: it computes.
 import difflib
 import os
 import pathlib
-import signal
 import sys
 
 from fusedgpt.errors import UserError, one_sentence
@@ -36,6 +35,7 @@ from configurator import configure, separate
 from fusedgpt import settings
 from fusedgpt.bench import campaign, kinds, plan, report, rows
 from fusedgpt.bench.options import admitted
+from fusedgpt.machine import signals
 from fusedgpt.machine.device import resolve_device
 
 DRY_RUN = ("--dry_run", "--dry-run", "--dry_run=True")
@@ -59,7 +59,6 @@ def main(name: str, args: list[str]) -> None:
         for each in chosen:
             print(*each.workload.values(), ", ".join(each.names), sep=" | ")
         return
-    end_on_signals()
     folder = pathlib.Path(s.results) / name
     try:
         kinds.measure(name, [name, *args], s, device, chosen, folder)
@@ -70,18 +69,9 @@ def main(name: str, args: list[str]) -> None:
         raise UserError(f"nothing of {name} could be measured: {folder / 'report.md'} gives the reasons")
 
 
-def end_on_signals() -> None:
-    """Let SIGTERM and SIGHUP end this process as an exception does, so that it ends its contenders and reports."""
-    for name in ("SIGTERM", "SIGHUP"):  # SIGHUP: the terminal or the ssh session is gone
-        number = getattr(signal, name, None)  # Windows has no SIGHUP
-        if number and signal.getsignal(number) is not signal.SIG_IGN:  # under nohup, SIGHUP stays ignored
-            signal.signal(number, lambda number, frame: sys.exit(128 + number))
-
-
 def run_campaign(args: list[str]) -> None:
     """Run the tests for a GPU and every kind. Raises UserError if there is no GPU."""
     s = configure(campaign.Settings(), args, campaign.__doc__)
-    end_on_signals()
     print(campaign.run(s, resolve_device("cpu" if s.rehearse else "auto")))
 
 
@@ -131,7 +121,8 @@ def parse(args: list[str]) -> tuple[str, list[str]]:
 
 
 if __name__ == "__main__":
-    with one_sentence():
+    # as Ctrl-C does, end as an exception does, so that contenders end and there is a report
+    with one_sentence(), signals.handled_by(lambda number, frame: sys.exit(128 + number), signals.ENDING[1:]):
         name, args = parse(sys.argv[1:])
         if sys.argv[1:2] != [name]:
             print(f"no kind is named, so this is: python bench.py ladder {' '.join(args)}")

@@ -1,8 +1,22 @@
-"""Catch signals that end a run, so that the loop can finish its step and save."""
+"""Handle the signals that end a program, so that it can save, and end its processes, before it ends."""
 
 import contextlib
 import os
 import signal
+from collections.abc import Callable, Iterator, Sequence
+
+# the last, of a terminal or an ssh session that is gone, is not on Windows
+ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+@contextlib.contextmanager
+def handled_by(handler: Callable, numbers: Sequence[int] = ENDING) -> Iterator[None]:
+    """A context in which `handler` takes these signals. Under nohup, SIGHUP stays ignored."""
+    with contextlib.ExitStack() as at_the_end:
+        for number in numbers:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                at_the_end.callback(signal.signal, number, signal.signal(number, handler) or signal.SIG_DFL)
+        yield
 
 
 def catch_signals(main: bool, stack: contextlib.ExitStack) -> list[int]:
@@ -23,8 +37,5 @@ def catch_signals(main: bool, stack: contextlib.ExitStack) -> list[int]:
             with contextlib.suppress(OSError):  # the console may be gone
                 os.write(2, f"{line}\n".encode())  # not print, because the signal may have interrupted one
 
-    for name in ("SIGTERM", "SIGHUP", "SIGINT"):
-        number = getattr(signal, name, None)  # Windows has no SIGHUP
-        if number and signal.getsignal(number) is not signal.SIG_IGN:  # under nohup, SIGHUP stays ignored
-            stack.callback(signal.signal, number, signal.signal(number, catch) or signal.SIG_DFL)
+    stack.enter_context(handled_by(catch))
     return caught

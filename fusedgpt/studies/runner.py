@@ -17,7 +17,7 @@ from typing import IO, Any
 import torch
 
 from fusedgpt.errors import UserError
-from fusedgpt.machine import waiting
+from fusedgpt.machine import signals, waiting
 from fusedgpt.machine.files import Lines, Lock, json_line
 from fusedgpt.runs import run_folder
 from fusedgpt.runs.metrics import read_metrics, record_of
@@ -32,8 +32,6 @@ POLL_S = 0.05  # seconds between looks at the running processes
 DIVERGED = re.compile(r"no finite gradient|has diverged|weights are not finite")
 OUT_OF_ROOM = re.compile(r"cannot write|No space left|disk is full|File too large")
 IN_USE = "is in use by another run"  # the run of a killed study, which saves first
-# signals that end a study and a run; Windows has no SIGHUP
-SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 # how the threads of all runs wait; asked once, because later the runs themselves make the machine busy
 WAIT = waiting.passively_if_busy() or {"OMP_WAIT_POLICY": "ACTIVE"}
@@ -135,9 +133,7 @@ class Runner:
         self.lines = Lines(self.folder / "outcomes.jsonl")
         with contextlib.ExitStack() as stack:
             stack.callback(self._end_runs)
-            for number in SIGNALS:
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    stack.callback(signal.signal, number, signal.signal(number, self._catch))
+            stack.enter_context(signals.handled_by(self._catch))
             while self.running or (waiting and not self.signals):
                 # until the first run has settled what `auto` means, it runs alone
                 most = 1 if self.plan.settled is None else at_once
@@ -194,7 +190,7 @@ class Runner:
         self.running.remove(process)
         process.log.close()
         status = process.popen.returncode
-        killed = status < 0 or status - 128 in SIGNALS or IN_USE in last_words(process.log.name)
+        killed = status < 0 or status - 128 in signals.ENDING or IN_USE in last_words(process.log.name)
         return killed and process.job not in self.again
 
     def _ended(self, process):
