@@ -112,7 +112,7 @@ def measure(name: str, args: list[str], s, device: torch.device, plan: list, fol
         of_all["command"] = first["command"]
 
         def write(line):
-            lock.check()
+            files.check_lock(lock)
             if line["kind"] == "contender":
                 line |= of_all | ({"own_kernel": digest(line["name"])} if is_own(line["name"]) else {})
             lines.add(files.json_line(line))

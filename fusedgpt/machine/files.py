@@ -58,27 +58,8 @@ def new_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
         shutil.rmtree(new, ignore_errors=True)
 
 
-class Lock(contextlib.AbstractContextManager):
-    """The lock of a folder. An open `file` in the folder holds it until `close`, or until a `with` statement ends."""
-
-    def __init__(self, file: IO):
-        self.file, self.close = file, file.close
-
-    def __exit__(self, *exception):
-        self.close()
-
-    def check(self) -> None:
-        """Raise UserError if the folder was moved or removed, or has another lock: call it before each write."""
-        with contextlib.suppress(OSError):
-            if os.path.samefile(self.file.name, self.file.fileno()):
-                return
-        how = "nothing was written since: go on in the folder with its present name"
-        folder = os.path.dirname(self.file.name)
-        raise UserError(f"{folder} was removed or moved, or its .lock replaced, while it was in use, and {how}")
-
-
-def lock(out_dir: str | os.PathLike, shared: bool = False) -> Lock:
-    """Take the folder for this process, until the returned lock is closed. shared: for all processes that ask so.
+def lock(out_dir: str | os.PathLike, shared: bool = False) -> IO:
+    """Take the folder for this process, until the returned file is closed. shared: for all processes that ask so.
 
     The system releases the folder when the process ends, however it ends. On Windows nobody is kept out. Raises
     UserError if another process has the folder.
@@ -95,7 +76,17 @@ def lock(out_dir: str | os.PathLike, shared: bool = False) -> Lock:
         raise UserError(f"{out_dir} is in use by another run: wait for it to end, or name another folder") from error
     except (OSError, ImportError):
         pass  # a file system without locks, or Windows
-    return Lock(file)
+    return file
+
+
+def check_lock(file: IO | None) -> None:
+    """Raise UserError if the folder of a lock was moved or removed, or has another: call it before each write."""
+    with contextlib.suppress(OSError):
+        if not file or os.path.samefile(file.name, file.fileno()):  # None: only another rank writes
+            return
+    how = "nothing was written since: go on in the folder with its present name"
+    folder = os.path.dirname(file.name)
+    raise UserError(f"{folder} was removed or moved, or its .lock replaced, while it was in use, and {how}")
 
 
 def _no_link(path, flags):

@@ -8,12 +8,13 @@ import pathlib
 import signal
 import sys
 import time
+from typing import IO
 
 from tqdm import tqdm
 
 from fusedgpt import terminal
 from fusedgpt.errors import first_line
-from fusedgpt.machine.files import Lines, Lock, atomic, json_line
+from fusedgpt.machine.files import Lines, atomic, check_lock, json_line
 from fusedgpt.runs import report_page, run_folder, tracker
 from fusedgpt.runs.metrics import TRAIN, number, read_metrics, record_of
 from fusedgpt.terminal import in_words
@@ -35,7 +36,7 @@ class Logger(contextlib.AbstractContextManager):
     def __init__(self, main: bool):
         self.main = main
         self.lines, self.tracker = None, None
-        self.lock: Lock | None = None  # of the run's folder, until the logger exits
+        self.lock: IO | None = None  # of the run's folder, until the logger exits
         self.evaluations = []  # rows of metrics.jsonl, also from before this start
         self.refused = False  # whether the disk refuses metrics.jsonl
         shown = main and sys.stderr.isatty()
@@ -49,7 +50,7 @@ class Logger(contextlib.AbstractContextManager):
         A resumed run drops the metrics that it will log again. lowest: its best validation loss; those below are of
         another text or mask. A new run moves an earlier run aside. Raises UserError if the folder cannot be written.
         """
-        self.lock.check()
+        check_lock(self.lock)
         self.out_dir, self.record, s, before = out_dir, record, record["settings"], {}
         path, rows = out_dir / "metrics.jsonl", []
         if s["init_from"] == "resume":
@@ -117,7 +118,7 @@ class Logger(contextlib.AbstractContextManager):
 
     def __exit__(self, *_):
         self.bar.close()  # or the sentence of an error would begin behind it
-        if self.lines and self._attempt("NOT WRITTEN: report.html", self.lock.check):
+        if self.lines and self._attempt("NOT WRITTEN: report.html", check_lock, self.lock):
             self._write_report(running=False)  # after an error, whose sentence wandb's last words would follow
             self._track("finish", 1)
         if self.lock:
@@ -200,7 +201,7 @@ class Logger(contextlib.AbstractContextManager):
     def _write(self, kind, metrics):
         if not self.lines:
             return
-        self.lock.check()
+        check_lock(self.lock)
         try:
             self.lines.add(json_line({"kind": kind, **metrics}))
             self.refused = False
@@ -231,7 +232,7 @@ class Logger(contextlib.AbstractContextManager):
     def close(self) -> None:
         """Close whatever was opened. Raises OSError if the last lines of metrics.jsonl are lost."""
         if self.lines:
-            self.lock.check()
+            check_lock(self.lock)
             self.lines.flush()
             self._write_record()
             self._write_report(running=False)

@@ -12,12 +12,13 @@ import pathlib
 import re
 import shutil
 from collections.abc import Callable
+from typing import IO
 
 import torch
 from torch.utils._pytree import tree_map_only
 
 from fusedgpt.errors import UserError
-from fusedgpt.machine.files import Lock, link
+from fusedgpt.machine.files import check_lock, link
 from fusedgpt.parallel.distributed import Ranks, local
 from fusedgpt.runs import checkpoint
 from fusedgpt.runs.metrics import record_of, section
@@ -135,7 +136,7 @@ class Checkpoints:
     UserError. If `ranks` share the model, each writes its own tensors, and all have to call `save` together.
     """
 
-    def __init__(self, out_dir: str | os.PathLike, keep: int, lock: Lock | None, say: Say, ranks: Ranks):
+    def __init__(self, out_dir: str | os.PathLike, keep: int, lock: IO | None, say: Say, ranks: Ranks):
         self.out_dir, self.keep, self.lock, self.say = pathlib.Path(out_dir), keep, lock, say
         self.ranks, self.together = ranks, ranks.shards > 1
         limit = datetime.timedelta(seconds=ranks.timeout)
@@ -150,7 +151,7 @@ class Checkpoints:
         self.saved_at, self.best = saved["iter_num"], (saved["best_val_loss"], saved["best_iter"])
         if not self.lock:
             return
-        self.lock.check()
+        check_lock(self.lock)
         remove_unused_shards(self.out_dir)  # left by a save that was killed
         if path.name == LATEST:  # otherwise ckpt.pt is damaged, and with `latest` None no save keeps it
             self.latest = saved["iter_num"]
@@ -163,7 +164,7 @@ class Checkpoints:
         if val_loss < best[0]:
             best = val_loss, state["iter_num"]
         state = {**state, "best_val_loss": best[0], "best_iter": best[1]}
-        self._check_lock()
+        check_lock(self.lock)  # if the folder is gone, a write would make it anew
         try:
             if self.together:
                 state = self._with_shards(_on_cpu(state))
@@ -172,7 +173,7 @@ class Checkpoints:
         except (UserError, OSError) as error:
             self.failed = UserError(str(error))  # not the error itself, whose traceback would keep the state in memory
         if self.together:
-            self._check_lock()
+            check_lock(self.lock)
             if self.lock:
                 remove_unused_shards(self.out_dir)
             self.failed = self.ranks.broadcast(self.failed)  # only the main rank knows
@@ -181,10 +182,6 @@ class Checkpoints:
         else:
             self.best = best
 
-    def _check_lock(self):
-        if self.lock:
-            self.lock.check()  # if the folder is gone, a write would make it anew
-
     def _with_shards(self, state):
         """Write the tensors of this rank; returns `state` with the names of all ranks' files in place of tensors."""
         from fusedgpt.parallel import shard_files  # takes a second to import
@@ -192,7 +189,7 @@ class Checkpoints:
         state, tensors = shard_files.split(state)
         name = self.ranks.broadcast(shard_files.free_name(self.out_dir, state["iter_num"]))
         files = shard_files.write_together(self.out_dir / name, tensors, self.group)
-        self._check_lock()
+        check_lock(self.lock)
         return {**state, "shards": {"folder": name, "files": files}}
 
     def _write(self, state):

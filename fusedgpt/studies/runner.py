@@ -18,7 +18,7 @@ import torch
 
 from fusedgpt.errors import UserError
 from fusedgpt.machine import signals, waiting
-from fusedgpt.machine.files import Lines, Lock, json_line
+from fusedgpt.machine.files import Lines, check_lock, json_line
 from fusedgpt.runs import run_folder
 from fusedgpt.runs.metrics import read_metrics, record_of
 from fusedgpt.settings import Settings
@@ -117,7 +117,7 @@ class _Process:
 class Runner:
     """Runs the jobs of a study."""
 
-    def __init__(self, plan: Design, folder: pathlib.Path, roots: Roots, lock: Lock, say: Say):
+    def __init__(self, plan: Design, folder: pathlib.Path, roots: Roots, lock: IO, say: Say):
         self.plan, self.folder, self.roots, self.lock, self.say = plan, folder, roots, lock, say
         self.running, self.signals, self.again = [], [], set()
 
@@ -210,7 +210,7 @@ class Runner:
             self._note(process.job, "failed", why)
 
     def _note(self, job, status, why=""):
-        self.lock.check()
+        check_lock(self.lock)
         row = {"variant": job[0], "seed": job[1], "status": status, "why": why}
         if self.plan.kind == "search":
             row["settings"] = self.plan.variants[job[0]]

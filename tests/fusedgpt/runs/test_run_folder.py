@@ -13,7 +13,7 @@ import torch
 
 import train
 from fusedgpt.errors import UserError
-from fusedgpt.machine.files import atomic, lock
+from fusedgpt.machine.files import atomic, check_lock, lock
 from fusedgpt.parallel.distributed import Ranks
 from fusedgpt.runs import run_folder
 from fusedgpt.runs.run_folder import is_this_launch, load_best, load_latest, set_aside
@@ -106,7 +106,7 @@ def test_a_checkpoint_under_way_does_not_land_in_the_folder_of_another_run(tmp_p
         lock(tmp_path / "out")
     assert bytes_in(tmp_path / "out") == {}
     with pytest.raises(UserError, match="was removed or moved"):
-        held.check()
+        check_lock(held)
 
 
 def test_a_damaged_latest_falls_back_to_the_one_before(done, capsys):
