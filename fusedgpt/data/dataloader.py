@@ -66,7 +66,7 @@ class DataLoader:
         With `windows` 0, every token but the first is a target once. Batches are (B, T), padded with targets of -1. All
         ranks get as many batches, because fsdp ranks compute each batch together; some may have no target.
         """
-        starts = self._evaluation_starts(split, windows)
+        starts = self._evaluation_starts(split, windows)[self.rank :: self.world]
         for first in range(0, self._batches_a_rank(split, windows) * self.batch_size, self.batch_size):
             some = starts[first : first + self.batch_size]
             x, y = self._batch(split, some)
@@ -79,16 +79,16 @@ class DataLoader:
         return sum(self._batches_a_rank(split, windows) for split in self.files)
 
     def _batches_a_rank(self, split, windows):
-        return -(-len(self._evaluation_starts(split, windows, rank=0)) // self.batch_size)
+        return -(-len(self._evaluation_starts(split, windows)) // (self.world * self.batch_size))
 
-    def _evaluation_starts(self, split, windows, rank=None):
+    def _evaluation_starts(self, split, windows):
         last = len(self.files[split]) - 1
         fit, rest = divmod(last, self.block_size)
         chosen = min(windows or fit, fit)
         starts = np.arange(chosen) * fit // chosen * self.block_size
         if rest and not windows:
             starts = np.append(starts, last - self.block_size)
-        return starts[self.rank if rank is None else rank :: self.world]
+        return starts
 
     def _batch(self, split, starts):
         T = self.block_size
