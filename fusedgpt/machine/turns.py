@@ -102,17 +102,17 @@ def interval(values: list[float]) -> tuple[float, float]:
     return tuple(map(float, stats.quantile_test(values, p=0.5).confidence_interval(CONFIDENCE)))
 
 
-def race(turns: Mapping[Hashable, Turn], seconds: float, turn: float = 0.0) -> Laps:
-    """Laps for `seconds`, to find the fastest contender: whoever is far behind drops out.
+def race(turns: Mapping[Hashable, Turn], seconds: float) -> Laps:
+    """Laps of one step for `seconds`, to find the fastest contender: whoever is far behind drops out.
 
-    turn: seconds of a turn; 0 means one step. Raises what the first contender raised if none is left.
+    Raises what the first contender raised if none is left.
     """
     laps = Laps(turns)
     laps.run(0.0)  # warms up
     laps.ms.clear()
     end = time.perf_counter() + seconds
     while laps.turns and (len(laps.ms) < FEWEST or time.perf_counter() < end):
-        laps.run(turn)
+        laps.run(0.0)
         behind = HOPELESS if len(laps.ms) < LAPS_TO_TELL else FAR_BEHIND
         middle = {name: statistics.median(laps.of(name)) for name in laps.turns}
         for name in [name for name in middle if middle[name] > behind * min(middle.values())]:
