@@ -16,25 +16,24 @@ class GPU(NamedTuple):
     memory: float  # bytes, with a sheet's GB as 1e9. A chip's GB is 2**30; the other 7 % are left for CUDA and NCCL
 
 
-_SHEETS = {  # TFLOP/s and GB. A device that is not here is measured
-    "V100": (125, 16),
-    "T4": (65, 16),
-    "A100": (312, 80),
-    "A100 PCIE": (312, 80),
-    "A100 40GB": (312, 40),
-    "A10G": (70, 24),
-    "L4": (121, 24),
-    "L40S": (362, 48),
-    "H100": (989, 80),
-    "H100 PCIE": (756, 80),
-    "H200": (989, 141),
-    "B200": (2250, 180),
-    "RTX 3090": (71, 24),
-    "RTX 4090": (165.2, 24),
-    "RTX 5090": (209.5, 32),
-    "MI300X": (1307, 192),
+GPUS = {  # a device that is not here is measured
+    "V100": GPU(125e12, 16e9),
+    "T4": GPU(65e12, 16e9),
+    "A100": GPU(312e12, 80e9),
+    "A100 PCIE": GPU(312e12, 80e9),
+    "A100 40GB": GPU(312e12, 40e9),
+    "A10G": GPU(70e12, 24e9),
+    "L4": GPU(121e12, 24e9),
+    "L40S": GPU(362e12, 48e9),
+    "H100": GPU(989e12, 80e9),
+    "H100 PCIE": GPU(756e12, 80e9),
+    "H200": GPU(989e12, 141e9),
+    "B200": GPU(2250e12, 180e9),
+    "RTX 3090": GPU(71e12, 24e9),
+    "RTX 4090": GPU(165.2e12, 24e9),
+    "RTX 5090": GPU(209.5e12, 32e9),
+    "MI300X": GPU(1307e12, 192e9),
 }
-GPUS = {name: GPU(tflops * 1e12, gb * 1e9) for name, (tflops, gb) in _SHEETS.items()}
 # Words in a device's name that do not change the peak: maker, product line, socket, memory. Any other word may change
 # it, such as Laptop, Ti, D, MIG, or the 64GB of an A100 that was built for one machine.
 _NO_DIFFERENCE = re.compile(r"NVIDIA|AMD|TESLA|INSTINCT|GEFORCE|SXM\d?|HBM3E?|(16|32|40|80)GB")
