@@ -71,7 +71,7 @@ class Steps:
         return ms
 
 
-def of_a_kernel(step: Callable[[], object], device: torch.device, warmup: int = 1) -> tuple[Steps, str]:
+def of_a_kernel(step: Callable[[], object], device: torch.device) -> tuple[Steps, str]:
     """(turns of a `step` of attention alone, how they are timed): graphs replayed on a GPU if it can be, else calls.
 
     A replay of a CUDA graph from a cold L2 cache takes only the device's time, however long Python takes. A `step` that
@@ -80,10 +80,10 @@ def of_a_kernel(step: Callable[[], object], device: torch.device, warmup: int = 
     if device.type == "cuda":
         other = torch.empty(2**29, dtype=torch.int8, device=device)  # twice what any GPU's caches hold
         with contextlib.suppress(RuntimeError):  # if capturing is not the cause, the calls raise the error again
-            graph = _captured(step, device, warmup)
+            graph = _captured(step, device)
             # zero_ fills the caches, and takes long enough to launch the replay meanwhile
-            return Steps(graph.replay, device, warmup=1, before=other.zero_), "graph replay, cold L2"
-    return Steps(step, device, warmup), "calls"
+            return Steps(graph.replay, device, before=other.zero_), "graph replay, cold L2"
+    return Steps(step, device), "calls"
 
 
 @functools.cache  # one stream for all calls, because cuBLAS keeps a workspace for each stream
@@ -91,15 +91,14 @@ def _side_stream(device):
     return torch.cuda.Stream(device)
 
 
-def _captured(step, device, warmup):
+def _captured(step, device):
     graph, side = torch.cuda.CUDAGraph(), _side_stream(device)
     side.wait_stream(torch.cuda.current_stream(device))  # the current stream computes the inputs
     with torch.cuda.stream(side), warnings.catch_warnings(), contextlib.ExitStack() as at_the_end:
         # the stream's context restores the current one, which a failed capture would not
         warnings.simplefilter("ignore")  # PyTorch calls this mode a prototype
         at_the_end.callback(torch.cuda.set_sync_debug_mode, "default")
-        for _ in range(warmup):
-            step()
+        step()  # warms up
         torch.cuda.set_sync_debug_mode("error")  # a failed capture would leave the GPU's random numbers unusable
         step()
         torch.cuda.set_sync_debug_mode("default")

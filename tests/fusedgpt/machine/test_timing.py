@@ -48,9 +48,9 @@ def done(gpu):
 
 def test_a_gpu_is_timed_by_replays_from_a_cold_cache(gpu):
     # a kernel of 20 us took as long as Python needs to launch it
-    turn, how = timing.of_a_kernel(gpu.step, torch.device("cuda", 7), warmup=2)
+    turn, how = timing.of_a_kernel(gpu.step, torch.device("cuda", 7))
     captured = ["debug", "step", "debug", "capture", "step", "debug"]
-    assert done(gpu) == ["step", "step", *captured, "replay"]  # the first replay uploads the graph
+    assert done(gpu) == ["step", *captured, "replay"]  # the first replay uploads the graph
     assert turn.make(3) == [0.25] * 3 and how == "graph replay, cold L2"
     assert done(gpu) == [*["flush", "event", "replay", "event"] * 3, "wait"]
 
@@ -58,11 +58,11 @@ def test_a_gpu_is_timed_by_replays_from_a_cold_cache(gpu):
 def test_a_call_that_waits_for_the_gpu_is_never_captured(gpu):
     # a capture that fails leaves the random numbers of the GPU unusable: dropout after auto would end the run
     gpu.step.side_effect = [None, RuntimeError("called a synchronizing CUDA operation"), None]
-    assert timing.of_a_kernel(gpu.step, torch.device("cuda", 7), warmup=1)[1] == "calls"
+    assert timing.of_a_kernel(gpu.step, torch.device("cuda", 7))[1] == "calls"
     assert done(gpu) == ["step", "debug", "step", "debug", "step"]
     gpu.empty.side_effect = torch.OutOfMemoryError("CUDA out of memory")  # was timed by calls, beside others' graphs
     with pytest.raises(torch.OutOfMemoryError):
-        timing.of_a_kernel(gpu.step, torch.device("cuda", 7), warmup=1)
+        timing.of_a_kernel(gpu.step, torch.device("cuda", 7))
 
 
 @pytest.mark.gpu
@@ -78,7 +78,7 @@ def test_replays_leave_the_launch_out_and_agree_on_long_kernels():
 
     held = torch.cuda.memory_allocated(gpu)
     for step, same in ((short, False), (lambda: large @ large, True)):
-        replays, how = timing.of_a_kernel(step, gpu, warmup=3)
+        replays, how = timing.of_a_kernel(step, gpu)
         ms, calls = (statistics.median(turn.make(20)) for turn in (replays, timing.Steps(step, gpu, warmup=3)))
         assert how == "graph replay, cold L2"
         assert ms == pytest.approx(calls, rel=0.1) if same else ms < calls
@@ -93,7 +93,7 @@ def test_a_forward_and_backward_is_captured_and_a_call_that_waits_is_not():
     inputs, x = case.inputs(), torch.ones(4, device="cuda")
     steps = {name: lambda n=name: case.run(ATTENTION[n], *inputs) for name in ("manual", "math", "efficient", "flash")}
     for name, step in steps.items():
-        _, how = timing.of_a_kernel(step, case.device, warmup=2)
+        _, how = timing.of_a_kernel(step, case.device)
         assert how == "graph replay, cold L2", name
     assert timing.of_a_kernel(lambda: x.sum().item(), case.device)[1] == "calls"
     assert (torch.rand(4, device="cuda") < 1).all()  # and the GPU still works
