@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fusedgpt.errors import UserError
+from fusedgpt.machine import timing
 from fusedgpt.parallel.distributed import local
 from fusedgpt.runs.progress import Cost
 from fusedgpt.runs.resume import SETTLED
@@ -112,16 +113,13 @@ def _measured(run, step, seconds):
 
 def _step_ms(run, step, seconds):
     """Milliseconds of each of as many steps as take `seconds`, at least two."""
-    state = run.state
 
-    def make(steps):
-        for _ in range(steps):
-            state.clock.start()
-            step()
-            state.clock.stop()
-            state.iteration += 1
-        return state.clock.read()
+    def one():
+        step()
+        run.state.iteration += 1
 
-    first = make(2)
-    more = run.ranks.broadcast(round(1e3 * seconds / first[-1]))
-    return first + make(more)  # all ranks make the same steps, because they wait for each other
+    steps = timing.Steps(one, run.state.clock.device, warmup=0)
+    ms = steps.make(2)
+    if more := run.ranks.broadcast(round(1e3 * seconds / ms[-1])):  # ranks make equally many: they wait for each other
+        ms += steps.make(more)
+    return ms
