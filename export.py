@@ -39,7 +39,6 @@ from safetensors import SafetensorError
 from fusedgpt.data import dataset
 from fusedgpt.data.tokenizer import end_of_text
 from fusedgpt.errors import UserError, one_sentence
-from fusedgpt.home import ROOT
 from fusedgpt.interchange import families, nanogpt, tokenizer_json
 from fusedgpt.interchange.pretrained import to_transformers
 from fusedgpt.machine import files
@@ -116,7 +115,7 @@ def main(out_dir: str | os.PathLike, folder: str | os.PathLike, format="hf") -> 
     saved, _ = run_folder.load_best(out_dir)
     model, meta = GPT.from_checkpoint(saved), None
     try:
-        meta = dataset.meta_of_checkpoint(ROOT, saved)
+        meta = dataset.meta_of_checkpoint(saved)
     except UserError as error:  # a nanoGPT checkpoint only names its data, which may not be here
         print(f"no tokenizer is written: {error}")
     with files.new_folder(folder) as new:

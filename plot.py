@@ -30,7 +30,7 @@ import numpy as np
 
 from configurator import separate
 from fusedgpt.errors import UserError, one_sentence
-from fusedgpt.home import ROOT, as_called
+from fusedgpt.home import as_called
 from fusedgpt.machine.files import atomic
 from fusedgpt.runs import report_page
 from fusedgpt.runs.metrics import MEANING, OVERFITS, LoggedRun, above, losses_in, names_of, view
@@ -180,7 +180,7 @@ def write_heads(run: LoggedRun, text: str, out: str | None) -> pathlib.Path:
     from model import GPT
 
     saved, _ = run_folder.load_best(run.folder)
-    ids = tokenizer.Tokenizer(dataset.meta_of_checkpoint(ROOT, saved)).encode(text)
+    ids = tokenizer.Tokenizer(dataset.meta_of_checkpoint(saved)).encode(text)
     weights = GPT.from_checkpoint(saved).eval().attention_weights(torch.tensor([ids])).numpy()
     path = pathlib.Path(out or run.folder / "attention.png")
     with atomic(path) as file:

@@ -69,7 +69,6 @@ from fusedgpt.data import dataset
 from fusedgpt.data.tokenizer import Tokenizer
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.generation import auto, engines, generate
-from fusedgpt.home import ROOT
 from fusedgpt.interchange import pretrained, tokenizer_json
 from fusedgpt.machine import memory
 from fusedgpt.machine.device import dtype_name, resolve_device
@@ -108,7 +107,7 @@ def load(s: Settings) -> tuple[GPT, Tokenizer]:
             saved = checkpoint.load(path, optimizer=False)
         else:
             saved, path = run_folder.load_best(path)
-        model, meta = GPT.from_checkpoint(saved, dropout=0.0, **changes), dataset.meta_of_checkpoint(ROOT, saved)
+        model, meta = GPT.from_checkpoint(saved, dropout=0.0, **changes), dataset.meta_of_checkpoint(saved)
         tokenizer = Tokenizer(meta)
         losses = [f", {what} {loss}" for what, loss in metrics.losses_at(path.parent, saved["iter_num"]).items()]
         say(f"sampling from {path}, after {saved['iter_num']} iterations{''.join(losses)}")

@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from fusedgpt.data import dataset
 from fusedgpt.data.tokenizer import Tokenizer
-from fusedgpt.home import ROOT, SCRIPTS
+from fusedgpt.home import SCRIPTS
 from fusedgpt.machine import files
 from fusedgpt.studies import design, outcomes, runner, search, step_time, study_report, versions
 from fusedgpt.studies.design import Design
@@ -71,14 +71,14 @@ def plan_of(request: command.Request, line: str) -> tuple[Design, Roots]:
             raise UserError("--against compares two versions of the code: leave the settings the same, one value each")
         name, there, against = versions.other(SCRIPTS, s.against, pathlib.Path(s.study_dir) / "code")
         roots = {name: there} | roots
-        folder = dataset.find_folder(ROOT, request.shared.dataset).resolve()  # data are not in git
+        folder = dataset.find_folder(request.shared.dataset).resolve()  # data are not in git
         own = dataclasses.replace(request.shared, dataset=str(folder))
         request = dataclasses.replace(request, shared=own, variants={name: {}, WORKING_TREE: {}})
     shared = dataclasses.asdict(request.shared)
     runs = [shared | changes for changes in request.variants.values()]
     if s.metric == "bits_per_byte":
         for name in {run["dataset"] for run in runs}:
-            Tokenizer(dataset.read_meta(dataset.find_folder(ROOT, name))).byte_lengths()  # raises if it has none
+            Tokenizer(dataset.read_meta(dataset.find_folder(name))).byte_lengths()  # raises if it has none
     code = {name: versions.digest(root) for name, root in roots.items()}
     kind = next((name for name in ("against", "search") if getattr(s, name)), "grid")
     plan = design.of(request, kind, line, code, versions.data(runs), threads(s.jobs))

@@ -36,7 +36,6 @@ from fusedgpt.data import dataset
 from fusedgpt.data.dataloader import DataLoader
 from fusedgpt.errors import UserError, one_sentence
 from fusedgpt.estimates import fits
-from fusedgpt.home import ROOT
 from fusedgpt.machine import determinism, files, memory, timing
 from fusedgpt.machine.device import autocast, cuda_graphs, graphs_compiled, resolve_device, resolve_dtype
 from fusedgpt.machine.signals import catch_signals
@@ -174,7 +173,7 @@ def join(s: Settings) -> tuple[Settings, distributed.Ranks, torch.device]:
 
 def find_data(s: Settings) -> tuple[pathlib.Path, dict]:
     """The folder of the data set, and its meta. Raises UserError if bins are missing, before anything is built."""
-    folder = dataset.find_folder(ROOT, s.dataset)
+    folder = dataset.find_folder(s.dataset)
     meta = dataset.read_meta(folder, s.vocab_size)
     for split in dataset.SPLITS:
         dataset.TokenFile(folder, split, meta)

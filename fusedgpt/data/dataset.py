@@ -24,12 +24,12 @@ from fusedgpt.errors import UserError, first_line, shown
 SPLITS = ("train", "val")
 
 
-def find_folder(root: pathlib.Path, dataset: str) -> pathlib.Path:
+def find_folder(dataset: str) -> pathlib.Path:
     """The folder that the setting `dataset` names: one in data/, or a path. Raises UserError if there is neither."""
-    for folder in (root / "data" / str(dataset), pathlib.Path(str(dataset))):
+    for folder in (home.ROOT / "data" / str(dataset), pathlib.Path(str(dataset))):
         if dataset and os.path.isdir(folder):
             return folder
-    there = sorted({file.parent.name for each in (root, home.SCRIPTS) for file in (each / "data").glob("*/*")})
+    there = sorted({file.parent.name for each in (home.ROOT, home.SCRIPTS) for file in (each / "data").glob("*/*")})
     names = ", ".join(difflib.get_close_matches(str(dataset), there, n=1) or there[:20])
     how = f"name one of data/ ({names}), or a path; python data/NAME/prepare.py makes one"
     if os.path.isfile(str(dataset)):
@@ -59,10 +59,10 @@ def read_meta(folder: str | pathlib.Path, vocab_size: int | None = None) -> dict
         raise UserError(f"{path} is damaged ({first_line(error)}): {_how_to_prepare(folder)}") from error
 
 
-def meta_of_checkpoint(root: pathlib.Path, saved: dict) -> dict:
+def meta_of_checkpoint(saved: dict) -> dict:
     """The meta of the data that a checkpoint was trained on. nanoGPT's only name a data set, whose folder is read."""
     if saved.get("meta") is None:
-        meta = read_meta(folder := root / "data" / saved["config"].get("dataset", "openwebtext"))
+        meta = read_meta(folder := home.ROOT / "data" / saved["config"].get("dataset", "openwebtext"))
         check_fit(meta, saved["model_args"]["vocab_size"], f"{folder} (or GPT-2)", "put the meta.pkl of its data there")
         return meta
     return _checked(saved["meta"])

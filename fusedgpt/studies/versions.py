@@ -83,7 +83,7 @@ def data(runs: Iterable[dict[str, Any]]) -> dict[str, str]:
     """{what: SHA-256} of each split that `runs` with these settings read. Raises UserError if data are missing."""
     found = {}
     for name in sorted({run["dataset"] for run in runs if "dataset" in run}):
-        folder = dataset.find_folder(home.ROOT, name)
+        folder = dataset.find_folder(name)
         meta = dataset.read_meta(folder)
         for split in dataset.SPLITS:
             dataset.TokenFile(folder, split, meta)  # raises if it is missing

@@ -43,9 +43,9 @@ def test_a_damaged_meta_is_named(tmp_path):
 
 def test_data_that_were_never_prepared_here_are_not_taken_for_gpt2s(tmp_path):
     # a nanoGPT model of 65 characters was exported with GPT-2's tokenizer
-    saved = {"config": {"dataset": "shakespeare_char"}, "model_args": {"vocab_size": 65}}
+    saved = {"config": {"dataset": str(tmp_path / "gone")}, "model_args": {"vocab_size": 65}}
     with pytest.raises(UserError, match=r"has 50257 ids, the model 65: put the meta\.pkl of its data there"):
-        meta_of_checkpoint(tmp_path, saved)
+        meta_of_checkpoint(saved)
 
 
 ITOS = {i: chr(33 + i) for i in range(65)}
