@@ -68,6 +68,12 @@ def section(record: dict, name: str) -> dict:
     return record[name] if isinstance(record.get(name), dict) else {}
 
 
+def median(values: np.ndarray) -> float:
+    """The median of the finite values; NaN if there is none."""
+    values = values[np.isfinite(values)]
+    return float(np.median(values)) if len(values) else math.nan
+
+
 @dataclasses.dataclass
 class Line:
     """A line of a figure: its values at iterations, float64; a value that was not finite is NaN."""
@@ -98,8 +104,7 @@ class LoggedRun:
         """Bits per byte for a loss of 1 nat per token. They depend on the tokenizer; NaN if no evaluation has them."""
         with np.errstate(all="ignore"):
             ratios = self.eval["train_bits_per_byte"] / self.eval["train_loss"]
-        ratios = ratios[np.isfinite(ratios) & (ratios > 0)]
-        return float(np.median(ratios)) if len(ratios) else math.nan
+        return median(ratios[ratios > 0])
 
     def lines(self, y: str) -> list[Line]:
         """What to draw for `y`, a key of MEANING or one of `others`: training, and validation for losses and scores."""

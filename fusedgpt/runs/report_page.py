@@ -9,7 +9,7 @@ import time
 import numpy as np
 
 from fusedgpt.machine.files import atomic
-from fusedgpt.runs.metrics import MEANING, LoggedRun, above, losses_in, names_of, number, section, thinned, view
+from fusedgpt.runs.metrics import MEANING, LoggedRun, above, losses_in, median, names_of, number, section, thinned, view
 from fusedgpt.runs.style import time_unit
 from fusedgpt.settings import Settings
 from fusedgpt.terminal import in_words
@@ -206,9 +206,9 @@ def _results(run):
             found[f"lowest {what}"] = f"{values[best]:.4f} at {run.eval['iter'][best]:,.0f}"
     memory, seconds = np.nanmax(train["peak_memory"], initial=-math.inf) / 2**30, float(np.nansum(train["ms"])) / 1e3
     figures = {
-        "tokens per second": (_median(train["tokens_per_s"]), "{:,.0f}"),
-        "ms a step": (_median(train["ms"]), "{:,.4g}"),
-        "MFU": (_median(train["mfu"]), "{:.1%}"),
+        "tokens per second": (median(train["tokens_per_s"]), "{:,.0f}"),
+        "ms a step": (median(train["ms"]), "{:,.4g}"),
+        "MFU": (median(train["mfu"]), "{:.1%}"),
         "peak memory of a process": (memory, "{:.2f} GiB"),
     }
     found |= {what: form.format(value) for what, (value, form) in figures.items() if value > 0}
@@ -246,9 +246,3 @@ def _text(value):
         value = ", ".join(map(str, value))
     text = html.escape(str(value) if str(value).strip() else repr(value))
     return text.replace("_", "_<wbr>").replace("/", "/<wbr>")
-
-
-def _median(values):
-    """The median of the finite values; NaN if there is none."""
-    values = values[np.isfinite(values)]
-    return float(np.median(values)) if len(values) else math.nan
