@@ -15,8 +15,7 @@ def profile(step: Callable[[], object], shapes: bool = False) -> torch.autograd.
     """
     device = "cuda" if torch.cuda.is_available() else None
     # what torch.profiler.profile is made of: that would import torch._inductor to ask for CUDA graphs
-    options = dict(use_kineto=True, use_device=device, record_shapes=shapes)
-    with torch.autograd.profiler.profile(**options) as found:
+    with torch.autograd.profiler.profile(use_kineto=True, use_device=device, record_shapes=shapes) as found:
         step()
     return found
 
