@@ -205,14 +205,12 @@ def _print_help(settings, unused, description):
     """Print the settings that are not in `unused`, with their values, and exit."""
     import tyro
 
-    kind = type(settings)
-    if hidden := {f.name: tyro.conf.Suppress[f.type] for f in dataclasses.fields(settings) if f.name in unused}:
+    hidden = {f.name: tyro.conf.Suppress[f.type] for f in dataclasses.fields(settings) if f.name in unused}
 
-        @dataclasses.dataclass
-        class Visible(kind):  # by a class statement, because tyro reads what each setting means in the source
-            __annotations__ = hidden
+    @dataclasses.dataclass
+    class Visible(type(settings)):  # by a class statement, because tyro reads what each setting means in the source
+        __annotations__ = hidden
 
-        kind = Visible
     how = dict(prog=as_called(f"python {os.path.basename(sys.argv[0])}"), description=as_called(description))
     how |= dict(use_underscores=True, config=(tyro.conf.FlagConversionOff,))  # --flag=True, not --flag and --no-flag
-    tyro.cli(kind, default=kind(**vars(settings)), args=["--help"], **how)
+    tyro.cli(Visible, default=Visible(**vars(settings)), args=["--help"], **how)
