@@ -101,7 +101,7 @@ def _measured(run, step, seconds):
     batches, windows = run.loader.evaluation_batches, run.s.eval_iters * run.s.batch_size
     few, began = min(EVALUATED * run.s.batch_size * run.ranks.world, windows or math.inf), time.perf_counter()
     run.losses(few)
-    evaluation_s = (time.perf_counter() - began) * batches(windows) / max(1, batches(few))
+    evaluation_s = (time.perf_counter() - began) * batches(windows) / batches(few)
     began = time.perf_counter()
     if run.scorer:
         run.scorer.scores(run.stopped_by)

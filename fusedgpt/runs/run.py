@@ -84,8 +84,7 @@ class Run:
     @property
     def trace(self) -> pathlib.Path | None:
         """Where the rehearsal writes its profile, until the folder is open; None if it writes none."""
-        writes = self.ranks.main and not self.s.eval_only
-        return self.checkpoints.out_dir / ".trace.json" if self.s.profile and writes else None
+        return self.checkpoints.out_dir / ".trace.json" if self.s.profile and self.ranks.main else None
 
     def open_log(self) -> None:
         """Write run.json and open metrics.jsonl, once all settings are settled; see Logger.open."""
@@ -105,7 +104,7 @@ class Run:
     def evaluate_and_save(self) -> bool:
         """Evaluate, log the losses, save if it is time to, and score. Returns False if a signal ended that."""
         s, state, checkpoints = self.s, self.state, self.checkpoints
-        unsaved, began = state.iteration > checkpoints.saved_at and not s.eval_only, time.perf_counter()
+        unsaved, began = state.iteration > checkpoints.saved_at, time.perf_counter()
         try:
             losses = self.losses(s.eval_iters * s.batch_size)
         except BaseException:
@@ -248,7 +247,7 @@ class Run:
         Raises UserError if the last state could not be saved.
         """
         state, checkpoints = self.state, self.checkpoints
-        unsaved = state.iteration > checkpoints.saved_at and not self.s.eval_only
+        unsaved = state.iteration > checkpoints.saved_at
         if (unsaved and state.sound) or checkpoints.failed:
             self.save()
         if len(state.step_ms) > WARM_UP and self.ranks.main:
