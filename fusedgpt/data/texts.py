@@ -27,7 +27,7 @@ TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")  # each row is a docume
 ARCHIVES = {".docx": "docx", ".odt": "odt", ".epub": "epub"}
 PANDOC = ARCHIVES | {".html": "html", ".htm": "html", ".xhtml": "html"}
 PANDOC |= {".rtf": "rtf", ".tex": "latex", ".ipynb": "ipynb", ".fb2": "fb2", ".mediawiki": "mediawiki"}
-WHOLE = (*PANDOC, ".eml", ".pdf", ".json")  # what is not read from front to end
+WHOLE = (*PANDOC, ".eml", ".pdf")  # what is not read from front to end
 KINDS = (*TEXTS, *TABLES, *WHOLE, ".mbox")
 
 
@@ -121,7 +121,7 @@ class Files:
                 yield from ((text, True) for text in map(documents.mail, map(bytes, box)) if text.strip())
             return
         with documents.unpacked(path) as content:
-            if kind in WHOLE or (kind == ".parquet" and path.suffix.lower() != kind):
+            if kind == ".parquet" and path.suffix.lower() != kind:  # packed: pyarrow reads its end first
                 content = io.BytesIO(content.read())
             if kind in TABLES:
                 yield from self._rows(path, content, kind)
