@@ -101,13 +101,6 @@ def check_same_ids(meta: dict, trained_on: dict, say: Callable[[str], None]) -> 
         raise UserError(f"{other} (now {kinds[0]}, then {kinds[1]}): {how}")
 
 
-def say_other_text(meta: dict, trained_on: dict, say: Callable[[str], None]) -> None:
-    """Call `say` if the bins of `meta` are not those that `trained_on`, the meta of a checkpoint, describes."""
-    for split in SPLITS:
-        if not same_text(meta, trained_on, split):
-            say(f"resuming with another {split}.bin: losses from here on cannot be compared with those before")
-
-
 def same_text(meta: dict, trained_on: dict, split: str) -> bool:
     """Whether two metas describe the same bins of a split. Bins without a SHA-256, as nanoGPT's, count as the same."""
     now, was = (each.get("sha256", {}).get(split) for each in (meta, trained_on))

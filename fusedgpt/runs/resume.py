@@ -127,8 +127,9 @@ def check_ids(s: Settings, meta: dict, saved: dict | None, ranks: distributed.Ra
         try:
             trained_on = _trained_on(s, saved, say)
             dataset.check_same_ids(meta, trained_on, say)
-            if saved:
-                dataset.say_other_text(meta, trained_on, say)
+            for split in dataset.SPLITS:
+                if saved and not dataset.same_text(meta, trained_on, split):
+                    say(f"resuming with another {split}.bin: losses from here on cannot be compared with those before")
         except UserError as error:
             refusal = error
     if refusal := ranks.broadcast(refusal):
