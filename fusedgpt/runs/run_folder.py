@@ -55,7 +55,7 @@ def load_latest(out_dir: str | os.PathLike, say: Say = print, **how: bool) -> tu
     return _first_whole(out_dir, pathlib.Path(out_dir) / LATEST, say, **how)
 
 
-def load_best(out_dir: str | os.PathLike, say: Say = print) -> tuple[dict, pathlib.Path]:
+def load_best(out_dir: str | os.PathLike) -> tuple[dict, pathlib.Path]:
     """The best checkpoint of a run, or its latest if there is no best yet, and its path.
 
     If the latest is the best, it is taken even if a kill kept it from getting the name best.pt too. The optimizer's
@@ -65,7 +65,7 @@ def load_best(out_dir: str | os.PathLike, say: Say = print) -> tuple[dict, pathl
     with contextlib.suppress(UserError):
         if not best.exists() or _is_best(checkpoint.load(latest, verify=False)):
             best = latest
-    return _first_whole(out_dir, best, say, optimizer=False)
+    return _first_whole(out_dir, best, print, optimizer=False)
 
 
 def remove_unused_shards(out_dir: pathlib.Path) -> None:
