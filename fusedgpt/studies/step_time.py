@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from fusedgpt.errors import UserError
-from fusedgpt.machine import turns
+from fusedgpt.machine import signals, turns
 from fusedgpt.studies import runner
 from fusedgpt.studies.command import SHARED
 from fusedgpt.studies.design import Design
@@ -36,10 +36,9 @@ def measure(plan: Design, names: list[str], roots: runner.Roots, folder: pathlib
     reference = next((name for name, each in plan.times.items() if "times" not in each), plan.baseline)
     found, of_base = {}, []
     optional = contextlib.nullcontext() if plan.minutes else contextlib.suppress(UserError)
-    for number in runner.SIGNALS:  # the trainings are sessions of their own, and on macOS they would outlive the study
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, signal.default_int_handler)
-    with optional, contextlib.closing(_Training(plan, reference, roots, folder)) as base:
+    # the trainings are sessions of their own, and on macOS they would outlive the study
+    ends = signals.handled_by(signal.default_int_handler)
+    with ends, optional, contextlib.closing(_Training(plan, reference, roots, folder)) as base:
         base.warm_up()
         runner.settle(plan, base.out_dir, folder)
         for name in [name for name in names if name != reference]:

@@ -75,7 +75,7 @@ def test_a_contender_is_stopped_unless_it_has_the_turn(start, tmp_path):
     found = contender.ready()
     assert found["variable"] == "of this one" and "A_VARIABLE" not in os.environ
     wait_for(lambda: state(found["pid"]) == "T")
-    assert min(contender.turn(0.05)) >= 1.0 and len(contender.turn(0.05)) > 5
+    assert min(contender.turn(0.05)) >= 1.0 and len(contender.turn(0.5)) > 1
     wait_for(lambda: state(found["pid"]) == "T")
     contender.close()
     assert state(found["pid"]) is None and "built" in (tmp_path / "log.txt").read_text()
@@ -128,6 +128,6 @@ def test_a_killed_parent_leaves_no_stopped_contender(tmp_path):
     wait_for(lambda: state(pid) == "T")
     parent.kill()
     parent.wait()
-    wait_for(lambda: state(pid) is None)
+    wait_for(lambda: state(pid) in (None, "Z"))
     for pipe in (parent.stdin, parent.stdout):
         pipe.close()

@@ -41,7 +41,7 @@ def test_a_ratio_is_the_median():
 def test_turns_come_in_a_new_random_order_each_lap():
     order = []
     laps = turns.Laps({name: lambda seconds, name=name: order.append(name) or [1.0] for name in "abc"})
-    for _ in range(60):
+    for _ in range(200):
         laps.run(0.5)
     each = [tuple(order[n : n + 3]) for n in range(0, len(order), 3)]
     assert all(sorted(lap) == ["a", "b", "c"] for lap in each)  # nobody twice, nobody left out
