@@ -2,6 +2,7 @@
 
 import time
 from typing import ClassVar
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -104,9 +105,7 @@ def test_whoever_ends_early_leaves_the_others_their_figures(ends, measure):
 
 def test_without_a_baseline_there_are_times(measure):
     # manual is out of memory at lengths where others are not: these went on for ever, or had nothing
-    def full():
-        raise MemoryError("no room")
-
+    full = Mock(side_effect=MemoryError("no room"))
     result, _, _ = measure({"a": full, "b": lambda: Fake(2.0), "c": lambda: Fake(4.0)}, seconds=1000.0)
     assert result.contenders["a"]["status"] == "out of memory" and result.ratio("c") is None
     assert result.ms("c")["median_ms"] == 4.0 and len(result.laps) == comparison.FEWEST
@@ -161,9 +160,7 @@ def test_what_takes_no_turns_is_known_once_it_is_built(measure):
 
 def test_only_what_is_absent_is_built_again_if_the_others_are_known(measure):
     # one kernel that never fits made the same command measure all others again
-    def full():
-        raise MemoryError("no room")
-
+    full = Mock(side_effect=MemoryError("no room"))
     found = {"a": lambda: Fake(1.0), "b": lambda: Fake(2.0), "c": full}
     result, _, _ = measure(found, seconds=1000.0)
     _, lines, _ = measure(found, result, seconds=1000.0)

@@ -1,6 +1,7 @@
 """The largest micro-batch: found by trials that really run out of memory."""
 
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -60,10 +61,7 @@ def test_the_search_to_its_report(tmp_path, data, monkeypatch):
 
 
 def test_no_sequence_that_fits_is_out_of_memory(tmp_path, data, monkeypatch):
-    def trial(s, free):
-        raise Ended("out of memory", "no room: 3 GiB")
-
-    monkeypatch.setattr(max_batch, "_trial", trial)
+    monkeypatch.setattr(max_batch, "_trial", Mock(side_effect=Ended("out of memory", "no room: 3 GiB")))
     monkeypatch.setattr(max_batch, "estimated", lambda *_: 4)
     with pytest.raises(Ended) as ended:
         max_batch.build({}, "manual", settings("max_batch", tmp_path, data), CPU)

@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -68,9 +69,7 @@ def test_who_fails_takes_no_more_turns_and_the_others_go_on():
 
 def test_a_race_in_which_all_fail_raises_what_they_raised():
     # out of memory while dtypes were timed was a bare StopIteration
-    def full(seconds):
-        raise MemoryError("no room")
-
+    full = Mock(side_effect=MemoryError("no room"))
     with pytest.raises(MemoryError, match="no room"):
         turns.race({"a": full, "b": full}, seconds=0.0)
 

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -68,10 +69,7 @@ def test_without_a_tokenizer_there_is_a_loss_alone(characters):
 
 def test_a_tokenizer_that_is_not_here_is_said_once(tmp_path, data, capsys, monkeypatch):
     # tiktoken was asked in silence, and bits per byte were missing without a word
-    def not_here(name):
-        raise UserError(f"cannot load the BPE files of {name}")
-
-    monkeypatch.setattr(tokenizer, "tiktoken_bpe", not_here)
+    monkeypatch.setattr(tokenizer, "tiktoken_bpe", Mock(side_effect=UserError("cannot load the BPE files of gpt2")))
     for name in ("train.bin", "val.bin"):
         shutil.copy(data / name, tmp_path)
     (tmp_path / "meta.json").write_text('{"tokenizer": "gpt2", "vocab_size": 50257, "dtype": "uint16"}')
