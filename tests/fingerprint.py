@@ -48,8 +48,8 @@ def results(root, folder):
         if name == "resumed":
             (folder / "half").rename(out)
         script(f"{command} {SMALL} --dataset={data} --out_dir={out}")
-        script(f"export.py {out} {out}/hf")
-        yield f"{name}: weights", (out / "hf" / "model.safetensors").read_bytes()
+        script(f"export.py {out} {out}/{name}")  # the folder of "half" becomes that of "resumed"
+        yield f"{name}: weights", (out / name / "model.safetensors").read_bytes()
         rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
         rows = [sorted(row.items()) for row in rows if row["kind"] in ("train", "eval")]
         yield f"{name}: losses", repr([[pair for pair in row if pair[0] not in TIMES] for row in rows]).encode()
