@@ -107,7 +107,10 @@ def made(name: str, corpus) -> dict:
             return _trained(int(name.removeprefix(TRAINED)), corpus)
     if name.endswith(".json"):
         with fails_as(f"--tokenizer={name} cannot be used"):
-            return _of_json(pathlib.Path(name).read_text(encoding="utf-8"))
+            meta = _of_json(pathlib.Path(name).read_text(encoding="utf-8"))
+        if "end_of_text" not in meta:
+            print(f"no id will end a document: {name} has none of {', '.join(ENDS)}; rename its end to one of them")
+        return meta
     Tokenizer({"tokenizer": name, "vocab_size": 1})  # raises UserError if there is no such
     bpe = tiktoken_bpe(name)
     return {"tokenizer": name, "vocab_size": bpe.n_vocab, "end_of_text": bpe.eot_token}

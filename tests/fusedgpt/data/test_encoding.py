@@ -164,13 +164,14 @@ def test_a_bpe_is_trained_as_the_library_trains_gpt2s(words):
 
 
 @pytest.mark.parametrize("end", [["</s>"], ["<｜end▁of▁sentence｜>"], []])  # DeepSeek's texts ran together
-def test_a_tokenizer_json_keeps_its_ids_and_its_end(tmp_path, words, end):
+def test_a_tokenizer_json_keeps_its_ids_and_its_end(tmp_path, words, end, capsys):
     # without an end, a tokenizer was given one more id, which its model does not have
     theirs, plain = bpe(*end), WORDS.replace("<|endoftext|>", "")
     theirs.save(str(tmp_path / "tokenizer.json"))
     meta = made(str(tmp_path / "tokenizer.json"), words)
     assert Tokenizer(meta).encode_text(plain).tolist() == theirs.encode(plain).ids
     assert meta["vocab_size"] == 300 and meta.get("end_of_text") == (0 if end else None)
+    assert ("no id will end a document" in capsys.readouterr().out) == (not end)
 
 
 BLANKS = dict(id=300, content="the", single_word=True, lstrip=True, rstrip=True, normalized=True, special=False)
