@@ -1,12 +1,11 @@
 """Find where a number that is not finite comes from: the first tensors of a forward and backward that have one."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.nn.modules.module import register_module_forward_hook
 
 from fusedgpt.data.dataloader import DataLoader
 from fusedgpt.errors import out_of_memory
@@ -59,13 +58,19 @@ def first_tensors(model: nn.Module, x: Tensor, y: Tensor, cast: AbstractContextM
     """
     if bad := [name for name, p in model.named_parameters() if not p.isfinite().all()]:
         return f"weights: {', '.join(bad[:MOST_NAMED])}"
-    bad, names = [], {module: name for name, module in model.named_modules()}
+    bad = []
 
-    def look(module, inputs, output):
-        if isinstance(output, Tensor) and not output.detach().isfinite().all():  # recompute=block counts tensors
-            bad.append(names.get(module, type(module).__name__))  # a kernel of one's own may have modules
+    def look(name):
+        def hook(module, inputs, output):
+            if isinstance(output, Tensor) and not output.detach().isfinite().all():  # recompute=block counts tensors
+                bad.append(name)
 
-    with register_module_forward_hook(look), cast:
+        return hook
+
+    with ExitStack() as hooks, cast:
+        for name, module in model.named_modules():
+            if name:
+                hooks.enter_context(module.register_forward_hook(look(name)))
         _, loss = model.forward(x, y, logits=False)  # not model(), which may be compiled and would run no hook
     if bad:
         return f"outputs: {', '.join(bad[:MOST_NAMED])}"
