@@ -149,7 +149,7 @@ def _assignments(file, settings):
 def _set(settings, name, value, where):
     """Return `settings` with the field `name` set to `value`: a flag's text, or a file's value of the right type."""
     field, in_file = _field(settings, name, where), where != COMMAND_LINE
-    value = value.tolist() if hasattr(value, "tolist") else value  # numpy's number
+    value = value.item() if getattr(value, "ndim", None) == 0 else value  # numpy's number
     if in_file and type(value) is float and field.type is int and math.isfinite(value):
         value = round(value)  # as in nanoGPT, whose scripts take any number
     # a file's value may be of any type, and steps = "5" is a mistake there

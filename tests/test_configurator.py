@@ -143,6 +143,7 @@ def test_bad_flags_are_named_with_what_was_meant(written, said, capfd, monkeypat
     [
         ("steps = '5'", "steps='5' is not allowed: it takes a whole number"),
         ("steps = 1 / 0", "fails: ZeroDivisionError"),
+        ("import numpy\nname = numpy.float32", "is not allowed: it takes text"),
         ("name = math.cos", "name=<built-in function cos> is not allowed: it takes text"),  # it was left out
         # each of these used to be a traceback, or to end the script with status 0
         ("def f(): f()\nf()", "fails: RecursionError"),

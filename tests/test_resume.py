@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -83,10 +84,7 @@ def test_a_run_that_diverged_is_not_saved(done, small_run, data, monkeypatch, ca
 
 def test_a_checkpoint_is_saved_before_the_evaluation(tmp_path, data, monkeypatch):
     # T7: a failing evaluation used to lose all steps since the previous one
-    def fails(*_):
-        raise RuntimeError("evaluation")
-
-    upcoming = iter((evaluation.evaluate, fails))
+    upcoming = iter((evaluation.evaluate, Mock(side_effect=RuntimeError("evaluation"))))
 
     def evaluate(*args):
         return next(upcoming)(*args)

@@ -60,10 +60,14 @@ def read_meta(folder: str | pathlib.Path, vocab_size: int | None = None) -> dict
 
 
 def meta_of_checkpoint(saved: dict) -> dict:
-    """The meta of the data that a checkpoint was trained on. nanoGPT's only name a data set, whose folder is read."""
+    """The meta of the data that a checkpoint was trained on. nanoGPT's only name a data set, whose folder is read.
+
+    Where that folder is not, as many ids as GPT-2 has, or a few more that pad, are taken for GPT-2's.
+    """
     if saved.get("meta") is None:
-        meta = read_meta(folder := home.ROOT / "data" / saved["config"].get("dataset", "openwebtext"))
-        check_fit(meta, saved["model_args"]["vocab_size"], f"{folder} (or GPT-2)", "put the meta.pkl of its data there")
+        name, size = saved["config"].get("dataset", "openwebtext"), saved["model_args"]["vocab_size"]
+        folder = home.ROOT / "data" / name if size < GPT2["vocab_size"] + 1024 else find_folder(name)
+        check_fit(meta := read_meta(folder), size, f"{folder} (or GPT-2)", "put the meta.pkl of its data there")
         return meta
     return _checked(saved["meta"])
 

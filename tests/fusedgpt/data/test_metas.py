@@ -46,6 +46,9 @@ def test_data_that_were_never_prepared_here_are_not_taken_for_gpt2s(tmp_path):
     saved = {"config": {"dataset": str(tmp_path / "gone")}, "model_args": {"vocab_size": 65}}
     with pytest.raises(UserError, match=r"has 50257 ids, the model 65: put the meta\.pkl of its data there"):
         meta_of_checkpoint(saved)
+    assert meta_of_checkpoint(saved | {"model_args": {"vocab_size": 50304}}) == GPT2
+    with pytest.raises(UserError, match="is no folder"):  # Llama 3's, say
+        meta_of_checkpoint(saved | {"model_args": {"vocab_size": 65536}})
 
 
 ITOS = {i: chr(33 + i) for i in range(65)}
