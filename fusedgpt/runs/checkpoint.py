@@ -92,8 +92,9 @@ def read_shards(saved: dict, optimizer: Optimizer, model: torch.nn.Module) -> No
 
 
 def _checked(state):
-    """`state`, with the fields that nanoGPT lacks. Raises ValueError, or what a wrong type raises, if it is damaged."""
+    """`state`, with all fields. Raises ValueError, or what a wrong type raises, if it is damaged."""
     extra = {"activation": "gelu"}  # of nanoGPT's
+    # what nanoGPT lacks, or those who share its checkpoints leave out
     bare = {"optimizer": {"state": {}, "param_groups": []}, "iter_num": 0, "best_val_loss": torch.inf, "config": {}}
     state = bare | {"best_iter": None, "scaler": {}, "extra_model_args": extra, **state}
     state["model_args"] = dict(state["model_args"])
