@@ -333,7 +333,7 @@ def main(s: Settings) -> None:
         stack.callback(gc.unfreeze)  # a compiled model is a cycle, which a notebook would keep
         if not s.eval_only:
             run.open_log()
-            run.stopped_by = catch_signals(ranks.main, stack)
+            run.stopped_by = stack.enter_context(catch_signals(ranks.main))
         if s.max_seconds is not None:
             run.deadline = began + s.max_seconds
         training_loop(run)

@@ -19,8 +19,9 @@ def handled_by(handler: Callable, numbers: Sequence[int] = ENDING) -> Iterator[N
         yield
 
 
-def catch_signals(main: bool, stack: contextlib.ExitStack) -> list[int]:
-    """Catch SIGTERM, SIGHUP and Ctrl-C until `stack` ends: a list gets their numbers. A second Ctrl-C interrupts.
+@contextlib.contextmanager
+def catch_signals(main: bool) -> Iterator[list[int]]:
+    """A context in which a list gets the numbers of SIGTERM, SIGHUP and Ctrl-C. A second Ctrl-C interrupts.
 
     The `main` rank reports the first signal on stderr at once, because the current step may still take long.
     """
@@ -37,5 +38,5 @@ def catch_signals(main: bool, stack: contextlib.ExitStack) -> list[int]:
             with contextlib.suppress(OSError):  # the console may be gone
                 os.write(2, f"{line}\n".encode())  # not print, because the signal may have interrupted one
 
-    stack.enter_context(handled_by(catch))
-    return caught
+    with handled_by(catch):
+        yield caught
